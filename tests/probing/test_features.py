@@ -38,7 +38,7 @@ def test_cache_is_read_unless_it_is_damaged(model, source, tmp_path, monkeypatch
     assert not (tmp_path / "cache").exists()
     first = features_of(model, source)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_inference", None)
+        patch.setattr(module, "collect_outputs", None)
         second = features_of(model, source)
     (path,) = (tmp_path / "cache" / "features").iterdir()
     path.write_bytes(path.read_bytes()[:-40])

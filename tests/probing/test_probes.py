@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.probing import probes
-from vitrail.probing.probes import fit_logistic, fit_neighbors
+from vitrail.probing.probes import NeighborProbe, fit_logistic
 from vitrail.probing.ridge import fit, fit_path
 
 
@@ -27,7 +27,7 @@ def test_neighbors_equal_a_plain_loop(k, monkeypatch):
     monkeypatch.setattr(probes, "NEIGHBORS", k)
     features, labels = random_rows()
     queries, _ = random_rows(seed=1)
-    probe = fit_neighbors(features, labels)
+    probe = NeighborProbe(features, labels)
     scores = probe.scores(queries).numpy()
     for row, got in zip(queries.astype(np.float64), scores, strict=True):
         lengths = np.linalg.norm(features.astype(np.float64), axis=1) * np.linalg.norm(row)
@@ -69,7 +69,7 @@ def test_logistic_regression_without_convergence_is_still_a_classifier(monkeypat
     assert float((probe.predict(features).numpy() == labels).mean()) > 0.6
 
 
-@pytest.mark.parametrize("fitting", [fit, fit_neighbors, fit_logistic])
+@pytest.mark.parametrize("fitting", [fit, NeighborProbe, fit_logistic])
 def test_one_shot_equal_rows_and_constant_features(fitting):
     features, labels = random_rows(n=6, classes=3)
     features[:, 2] = 0.1
@@ -82,7 +82,7 @@ def test_one_shot_equal_rows_and_constant_features(fitting):
         assert int(probe.predict(features).max()) <= 2
 
 
-@pytest.mark.parametrize("fitting", [fit, fit_neighbors, fit_logistic])
+@pytest.mark.parametrize("fitting", [fit, NeighborProbe, fit_logistic])
 def test_invalid_rows(fitting, monkeypatch):
     monkeypatch.setattr(probes, "CHUNK", 7)
     features, labels = random_rows()
@@ -119,7 +119,7 @@ class LargestTensor(TorchDispatchMode):
         return output
 
 
-@pytest.mark.parametrize("fitting", [fit, fit_neighbors, fit_logistic])
+@pytest.mark.parametrize("fitting", [fit, NeighborProbe, fit_logistic])
 def test_prediction_never_holds_the_scores_of_all_rows(fitting, monkeypatch):
     probe = fitting(*random_rows(n=100, classes=50))
     queries, _ = random_rows(n=300, classes=50, seed=1)

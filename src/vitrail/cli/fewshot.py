@@ -2,7 +2,7 @@
 `vitrail teach`: add classes from a few images, in seconds."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -98,7 +98,7 @@ class Fewshot(DataOptions):
                     options["progress"] = progress if distributed.is_main() else None
                     pixels = [pixels_of(source, **options) for source in sources]
                 for row, baseline in zip(trials, try_shots(*pixels, **protocol), strict=True):
-                    row.append(replace(baseline[-1], probe="raw pixels"))
+                    row.append(baseline[-1]._replace(probe="raw pixels"))
             if distributed.is_main():
                 notes = list(sources[0].notes)
                 most = max((n for n in self.shots if isinstance(n, int)), default=0)
@@ -225,7 +225,7 @@ class Teach(DataOptions):
                 **options_of(self, "using", "only", "preprocessing", "overwrite", "device"),
             )
         if self.json:
-            print_json(asdict(taught) | {"folder": str(taught.folder)})
+            print_json(taught._asdict() | {"folder": str(taught.folder)})
             return
         for name, count in taught.pictures.items():
             verb = "replaced" if name in taught.replaced else "added"

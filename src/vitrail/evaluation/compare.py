@@ -8,7 +8,7 @@ Shapes: N images.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from vitrail.evaluation.results import Estimate, EvaluationResult, to_json
 LEVEL = 0.05  # of the tests
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassChange:
+class ClassChange(NamedTuple):
     """Images of one class that one of the models classifies correctly."""
 
     name: str
@@ -75,7 +74,7 @@ class Comparison:
                 "agreement": self.agreement,
                 "ece": self.ece,
                 "verdict": self.verdict,
-                "classes": [vars(change) for change in self.classes],
+                "classes": [change._asdict() for change in self.classes],
                 **flips,
             }
         )
@@ -101,16 +100,11 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
     ]
     correct = [names == labels for names in predicted]
     gained, lost = correct[1] & ~correct[0], correct[0] & ~correct[1]
-    classes = [
-        ClassChange(
-            name=str(name),
-            support=int((labels == name).sum()),
-            gained=int(gained[labels == name].sum()),
-            lost=int(lost[labels == name].sum()),
-            p_value=mcnemar(int(gained[labels == name].sum()), int(lost[labels == name].sum())),
-        )
-        for name in np.unique(labels)
-    ]
+    classes = []
+    for name in np.unique(labels):
+        own = labels == name
+        plus, minus = int(gained[own].sum()), int(lost[own].sum())
+        classes.append(ClassChange(str(name), int(own.sum()), plus, minus, mcnemar(plus, minus)))
     return Comparison(
         accuracy=(float(correct[0].mean()), float(correct[1].mean())),
         difference=paired_difference(int(gained.sum()), int(lost.sum()), len(shared)),

@@ -144,7 +144,8 @@ def calibrate(
     `per_class` holds the error rate for each class instead of on average. `options` are those of
     `evaluate`. `DataError` if there are too few images for the error rate.
     """
-    check_error_rate(error_rate)
+    if not 0 < error_rate < 1:
+        raise ConfigError(f"error_rate={error_rate} must be between 0 and 1, such as 0.05")
     model = load(model) if isinstance(model, str | PathLike) else model
     result = evaluate(model, data, split, **options)
     predictions = result.predictions
@@ -163,7 +164,16 @@ def calibrate(
     edges = np.unique(np.quantile(confidence, np.linspace(0, 1, DRIFT_BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, confidence)
     scores = np.take_along_axis(class_scores(p, method), labels[:, None], axis=1)[:, 0]
-    groups = class_rows(labels, classes, error_rate) if per_class else [...]
+    groups: list[Any] = [...]
+    if per_class:
+        needed, counts = images_needed(error_rate), np.bincount(labels, minlength=len(classes))
+        if few := [name for name, n in zip(classes, counts.tolist(), strict=True) if n < needed]:
+            raise DataError(
+                f"an error rate of {percent(error_rate)} for each class needs at least {needed:,} "
+                f"calibration images of each; {comma_list(few, quoted=True)} have fewer; add "
+                "images, or leave per-class out"
+            )
+        groups = [labels == k for k in range(len(classes))]
     abstain = [
         abstention_threshold(confidence[rows], correct[rows], error_rate)
         for rows in ([p.argmax(axis=1) == k for k in range(p.shape[1])] if per_class else [...])
@@ -221,18 +231,6 @@ def conformal_quantile(scores: np.ndarray, error_rate: float) -> float:
             f"calibration images, got {len(scores):,}; add images, or allow a higher error rate"
         )
     return float(np.partition(scores, rank - 1)[rank - 1])
-
-
-def class_rows(labels: np.ndarray, classes: tuple[str, ...], error_rate: float) -> list[Any]:
-    """Return the images of each class; `DataError` if one has too few."""
-    needed, counts = images_needed(error_rate), np.bincount(labels, minlength=len(classes))
-    if few := [name for name, n in zip(classes, counts.tolist(), strict=True) if n < needed]:
-        raise DataError(
-            f"an error rate of {percent(error_rate)} for each class needs at least {needed:,} "
-            f"calibration images of each; {comma_list(few, quoted=True)} have fewer; add images, "
-            "or leave per-class out"
-        )
-    return [labels == k for k in range(len(classes))]
 
 
 def images_needed(error_rate: float) -> int:
@@ -309,8 +307,3 @@ def bisect(below: Any) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) else (low, middle)
     return (low + high) / 2
-
-
-def check_error_rate(error_rate: float) -> None:
-    if not 0 < error_rate < 1:
-        raise ConfigError(f"error_rate={error_rate} must be between 0 and 1, such as 0.05")

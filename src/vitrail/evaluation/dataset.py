@@ -94,32 +94,38 @@ def overlap_notes(
 
 
 class RelabeledSource:
-    """A source whose labels are the model's class indices."""
+    """A source, or some rows of it, whose labels are other class indices: the model's."""
 
-    def __init__(self, source: Dataset, classes: Sequence[str], numbers: Sequence[int]) -> None:
-        self.source = source
-        self.classes = tuple(classes)
+    def __init__(
+        self,
+        source: Dataset,
+        classes: Sequence[str],
+        numbers: Sequence[int],
+        rows: np.ndarray | None = None,
+    ) -> None:
+        self.source, self.classes, self.multi_label = source, tuple(classes), source.multi_label
         self.numbers = np.asarray(numbers, np.int64)  # of each class of the source
-        self.multi_label = source.multi_label
+        self.rows = np.arange(len(source)) if rows is None else rows
         self.in_memory = getattr(source, "in_memory", False)
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.rows)
 
     def __getitem__(self, index: int, /) -> Sample:
-        sample = self.source[index]
+        sample = self.source[int(self.rows[index])]
         if isinstance(sample.label, tuple):
             return sample._replace(label=tuple(self.numbers[list(sample.label)].tolist()))
         return sample._replace(label=int(self.numbers[sample.label]))
 
     def name(self, index: int, /) -> str:
-        return self.source.name(index)
+        return self.source.name(int(self.rows[index]))
 
     def labels(self) -> np.ndarray | LabelSets:
         labels = self.source.labels()
         if isinstance(labels, LabelSets):
+            labels = labels.take(self.rows)
             return LabelSets(self.numbers[labels.classes], labels.ends)
-        return self.numbers[labels]
+        return self.numbers[labels][self.rows]
 
 
 class ClassMatch(NamedTuple):

@@ -8,11 +8,11 @@ Shapes: N images, B images of a batch, V views, K classes, h x w pixels of a vie
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +48,7 @@ from vitrail.models.vit import Model, eval_mode
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Runner:
+class Runner(NamedTuple):
     """Anything that returns logits: a model, or another engine."""
 
     run: Callable[[Tensor], Tensor]  # normalized images (B, C, H, W) → (B, K)
@@ -110,7 +109,7 @@ def evaluate(
     source = match.source
     if source.multi_label or metadata.multi_label:
         loss = "sigmoid"
-    columns, outputs, preprocessing = match.columns, Outputs(len(source)), metadata.preprocessing
+    columns, preprocessing = match.columns, metadata.preprocessing
     predict = average_views(
         runner.run if columns is None else lambda images: runner.run(images)[:, columns],
         preprocessing.size,
@@ -119,11 +118,10 @@ def evaluate(
         crops=crops,
     )
     with eval_mode(model) if isinstance(model, nn.Module) else nullcontext():
-        skipped = run_inference(
+        logits, indices, skipped = collect_outputs(
             predict,
             source,
             preprocessing if crops == 1 else enlarge_for_crops(preprocessing),
-            outputs.add,
             channels=runner.channels,
             batch_size=batch_size,
             workers=workers,
@@ -132,9 +130,6 @@ def evaluate(
             device=runner.device,
             progress=progress,
         )
-    logits, indices = outputs.finish()
-    if not len(indices):
-        raise no_readable_images(len(source), skipped)
     predictions = Predictions(
         classes=source.classes,
         logits=logits,
@@ -242,34 +237,37 @@ def run_inference(
     return {name: reason for part in parts for name, reason in part.items()}
 
 
-class Outputs:
-    """Collects model outputs of all images in the order of the source."""
+def collect_outputs(
+    predict: Callable[[Tensor], Tensor],
+    source: Dataset,
+    preprocessing: Preprocessing,
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
+    """Outputs float32 (N, D) of all readable images in order, their indices (N,), and skipped ones.
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-        self.filled = np.zeros(samples, bool)
-        self.values: np.ndarray | None = None  # float32 (samples, D)
+    `options` are those of `run_inference`. All processes return the outputs of the whole source.
+    """
+    filled, values = np.zeros(len(source), bool), np.zeros((0, 0), np.float32)
 
-    def add(self, outputs: Tensor, batch: Batch) -> None:
-        self.put(batch.indices.numpy(), outputs.float().cpu().numpy())
+    def put(indices: np.ndarray, rows: np.ndarray) -> None:
+        nonlocal values
+        if not len(values):
+            values = np.zeros((len(source), rows.shape[1]), np.float32)
+        values[indices], filled[indices] = rows, True
 
-    def put(self, indices: np.ndarray, rows: np.ndarray) -> None:
-        if self.values is None:
-            self.values = np.zeros((self.samples, rows.shape[1]), np.float32)
-        self.values[indices], self.filled[indices] = rows, True
+    def take(outputs: Tensor, batch: Batch) -> None:
+        put(batch.indices.numpy(), outputs.float().cpu().numpy())
 
-    def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs (N, D) of all processes, and their indices (N,)."""
-        if distributed.is_distributed():
-            local = np.flatnonzero(self.filled)
-            rows = None if self.values is None else self.values[local]
-            for indices, values in distributed.all_gather_object((local, rows)):
-                if values is not None:
-                    self.put(indices, values)
-        indices = np.flatnonzero(self.filled)
-        if self.values is None:
-            return np.zeros((0, 0), np.float32), indices
-        return (self.values if len(indices) == self.samples else self.values[indices]), indices
+    skipped = run_inference(predict, source, preprocessing, take, **options)
+    if distributed.is_distributed():
+        local = np.flatnonzero(filled)
+        for part in distributed.all_gather_object((local, values[local]) if len(local) else None):
+            if part is not None:
+                put(*part)
+    indices = np.flatnonzero(filled)
+    if not len(indices):
+        raise no_readable_images(len(source), skipped)
+    return (values if len(indices) == len(source) else values[indices]), indices, skipped
 
 
 def labels_at(source: Dataset, indices: np.ndarray) -> np.ndarray:

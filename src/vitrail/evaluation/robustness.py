@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from vitrail.data.datasets import Dataset, Sample
+from vitrail.data.datasets import Dataset
 from vitrail.errors import DataError
 from vitrail.evaluation.calibration import (
     expected_calibration_error,
@@ -22,34 +22,11 @@ from vitrail.evaluation.calibration import (
     reliability_bins,
 )
 from vitrail.evaluation.conformal import Conformal
-from vitrail.evaluation.dataset import match_classes, open_evaluation_split
-from vitrail.evaluation.evaluate import Outputs, Runner, labels_at, run_inference
-from vitrail.evaluation.results import no_readable_images
+from vitrail.evaluation.dataset import RelabeledSource, match_classes, open_evaluation_split
+from vitrail.evaluation.evaluate import Runner, collect_outputs, labels_at
 
 CLEAN = ("clean", 0)
 BATCH_SIZE = 16
-
-
-class Subset:
-    """Evenly spaced images of a dataset."""
-
-    def __init__(self, dataset: Dataset, count: int) -> None:
-        self.dataset, self.classes, self.multi_label = dataset, dataset.classes, dataset.multi_label
-        spaced = np.linspace(0, len(dataset) - 1, min(count, len(dataset)))
-        self.rows = np.unique(spaced.astype(int))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int, /) -> Sample:
-        return self.dataset[int(self.rows[index])]
-
-    def name(self, index: int, /) -> str:
-        return self.dataset.name(int(self.rows[index]))
-
-    def labels(self) -> Any:
-        labels: Any = self.dataset.labels()
-        return labels[self.rows]
 
 
 def evaluate_corruptions(
@@ -72,7 +49,9 @@ def evaluate_corruptions(
     match = match_classes(metadata.class_names, runner.num_classes, source)
     if match.source.multi_label or runner.channels != 3:
         raise DataError("corruptions need RGB images with one label each")
-    source = Subset(match.source, images)
+    source, classes = match.source, match.source.classes
+    rows = np.unique(np.linspace(0, len(source) - 1, min(images, len(source))).astype(int))
+    source = RelabeledSource(source, classes, range(len(classes)), rows)
     variants = [CLEAN, *product(CORRUPTIONS, SEVERITIES)]
     shape = (1, 3, 1, 1)
     mean = torch.tensor(metadata.preprocessing.mean, device=runner.device).reshape(shape)
@@ -93,24 +72,19 @@ def evaluate_corruptions(
             logits.append(runner.run((tensor - mean) / std))
         return torch.cat([part.float().cpu() for part in logits], dim=1)
 
-    outputs = Outputs(len(source))
-    skipped = run_inference(
+    values, indices, _ = collect_outputs(
         predict,
         source,
         metadata.preprocessing,
-        outputs.add,
         channels=runner.channels,
         device=runner.device,
         batch_size=BATCH_SIZE,
         **options,
     )
-    values, indices = outputs.finish()
-    if not len(indices):
-        raise no_readable_images(len(source), skipped)
     labels = labels_at(source, indices)
     if match.columns is not None:  # the dataset's order of classes
         labels = np.asarray(match.columns)[labels]
-    rows = []
+    table = []
     for number, (name, severity) in enumerate(variants):
         logits = values.reshape(len(indices), len(variants), -1)[:, number]
         p = probabilities(logits, "softmax")
@@ -129,8 +103,8 @@ def evaluate_corruptions(
                 "accepted": float(accepted.mean()),
                 "accepted_error": float((~correct)[accepted].mean()) if accepted.any() else 0.0,
             }
-        rows.append(row)
-    return rows
+        table.append(row)
+    return table
 
 
 def mean_over_corruptions(rows: list[dict[str, Any]], key: str) -> dict[int, float]:

@@ -28,8 +28,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.provenance import content_hash
 from vitrail.data.storage import cache_folder
 from vitrail.errors import CheckpointError, DataError
-from vitrail.evaluation.evaluate import Outputs, labels_at, run_inference
-from vitrail.evaluation.results import no_readable_images
+from vitrail.evaluation.evaluate import collect_outputs, labels_at
 from vitrail.models.config import to_dict
 from vitrail.models.vit import Model, eval_mode
 
@@ -120,13 +119,8 @@ def extract(
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
     """Return vectors (N, D), their indices in the dataset, and unreadable images."""
-    outputs = Outputs(len(source))
-    skipped = run_inference(
-        forward, source, preprocessing, outputs.add, batch_size=batch_size, **options
-    )
-    values, indices = outputs.finish()
-    if not len(indices):
-        raise no_readable_images(len(source), skipped)
+    options |= {"batch_size": batch_size}
+    values, indices, skipped = collect_outputs(forward, source, preprocessing, **options)
     if not np.isfinite(values).all():
         bad = source.name(int(indices[~np.isfinite(values).all(1)][0]))
         raise DataError(f"the model's features of {bad} are not finite; its weights are broken")

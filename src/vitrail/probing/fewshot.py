@@ -7,7 +7,6 @@ evaluated on all test images.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from vitrail.data.datasets import ImageDataset, Splits, evaluation_split, open_dataset
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.probing.features import Features
-from vitrail.probing.probes import Array, Probe, check_labels, fit_logistic, fit_neighbors
+from vitrail.probing.probes import Array, NeighborProbe, Probe, check_labels, fit_logistic
 from vitrail.probing.ridge import DEFAULT_L2, L2_GRID, RidgeProbe, check_l2, fit, fit_path
 
 Shots = int | Literal["all"]
@@ -79,8 +78,7 @@ def fewshot(
     return FewshotResult(int(torch.sum(predicted == labels)) / len(labels), predicted, probe)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """Accuracies of one kind of probe at one number of shots, one for each seed."""
 
     probe: str
@@ -99,7 +97,8 @@ class Trial:
         if degrees < 1:
             return None
         std = float(np.std(self.accuracies, ddof=1))
-        half = student_t(degrees) * std / math.sqrt(len(self.accuracies))
+        t = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
+        half = t * std / math.sqrt(len(self.accuracies))
         return max(0.0, self.mean - half), min(1.0, self.mean + half)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,11 +112,6 @@ class Trial:
             "accuracies": list(self.accuracies),
             "l2": list(self.l2),
         }
-
-
-def student_t(degrees: int) -> float:
-    """Return Student's t, two-sided 95 %."""
-    return STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
 
 
 def open_pair(data: str) -> tuple[ImageDataset, ImageDataset]:
@@ -159,7 +153,16 @@ def try_shots(
             rows = draw(train.labels, classes, count, seed)
             part = (train.values[rows], train.labels[rows], classes)
             for name in probes:
-                for label, probe in fit_named(name, part, l2):
+                fitted: dict[str, Probe] = {}
+                if name == "neighbors":
+                    fitted[name] = NeighborProbe(*part)
+                elif name == "logistic":
+                    fitted[name] = fit_logistic(*part)
+                else:
+                    path = fit_path(*part, l2=sorted({l2, *L2_GRID}))
+                    fitted[f"ridge, {l2:g}"] = next(p for p in path.probes if p.l2 == l2)
+                    fitted["ridge, best"] = path.probes[path.best]
+                for label, probe in fitted.items():
                     results.setdefault(label, []).append((probe, accuracy_of(probe, test)))
         yield [
             Trial(
@@ -170,20 +173,6 @@ def try_shots(
             )
             for label, row in results.items()
         ]
-
-
-def fit_named(
-    name: str, part: tuple[np.ndarray, np.ndarray, int], l2: float
-) -> Iterator[tuple[str, Probe]]:
-    """Fit a probe of `PROBES` to features, labels and the number of classes."""
-    if name == "neighbors":
-        yield name, fit_neighbors(*part)
-    elif name == "logistic":
-        yield name, fit_logistic(*part)
-    else:
-        path = fit_path(*part, l2=sorted({l2, *L2_GRID}))
-        yield f"ridge, {l2:g}", next(probe for probe in path.probes if probe.l2 == l2)
-        yield "ridge, best", path.probes[path.best]
 
 
 def accuracy_of(probe: Probe, test: Features) -> float:

@@ -37,7 +37,7 @@ class Rows:
     def __init__(self, features: Array, labels: Array, classes: int | None = None) -> None:
         """`classes` is the number of classes, by default the largest label plus one."""
         check_features(features)
-        self.features = features  # (n, D)
+        self.features, self.width = features, features.shape[1]  # (n, D)
         self.labels = check_labels(labels, len(features), classes)  # (n,) int64
         present = self.labels.unique()
         if len(present) < 2:
@@ -48,17 +48,10 @@ class Rows:
                 else "no rows given; a probe needs examples of two classes"
             )
         self.classes = int(present[-1]) + 1 if classes is None else classes
+        self.counts = torch.bincount(self.labels, minlength=self.classes)  # of each class, (C,)
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def width(self) -> int:
-        return self.features.shape[1]
-
-    def counts(self) -> Tensor:
-        """Return the examples of each class. (C,)"""
-        return torch.bincount(self.labels, minlength=self.classes)
 
 
 def check_features(features: Array, width: int | None = None) -> None:
@@ -105,11 +98,6 @@ def chunks(features: Array, size: int | None = None) -> Iterator[tuple[slice, Te
         yield slice(start, start + len(rows)), rows
 
 
-def all_rows(features: Array) -> Tensor:
-    """Return all rows in float64."""
-    return next(chunks(features, len(features)))[1]
-
-
 def chunk_size(values: int) -> int:
     """Return the rows per chunk if this many values are computed from each row."""
     return max(1, min(CHUNK, MAX_VALUES // values))
@@ -125,14 +113,11 @@ class Probe:
         """Return the scores (m, C) of a float64 chunk (m, D), which may be changed in place."""
         raise NotImplementedError
 
-    def chunk_size(self) -> int:
-        return chunk_size(self.classes)
-
     def scores(self, features: Array) -> Tensor:
         """Return the score of each class. (n, C)"""
         check_features(features, self.width)
         scores = torch.empty(len(features), self.classes, dtype=torch.float64)
-        for rows, x in chunks(features, self.chunk_size()):
+        for rows, x in chunks(features, chunk_size(self.classes)):
             scores[rows] = self.score(x)
         return scores
 
@@ -142,28 +127,30 @@ class Probe:
         The scores of all rows, which may not fit in memory, are never held at once.
         """
         check_features(features, self.width)
-        parts = [self.score(x).argmax(1) for _, x in chunks(features, self.chunk_size())]
+        size = chunk_size(self.classes)
+        parts = [self.score(x).argmax(1) for _, x in chunks(features, size)]
         return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 class NeighborProbe(Probe):
-    """Nearest neighbors by cosine similarity, each voting exp(cosine / temperature)."""
+    """The 20 nearest rows by cosine similarity (all, if fewer), each voting exp(cosine / T)."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, features: Array, labels: Array, classes: int | None = None) -> None:
+        rows = Rows(features, labels, classes)
         self.width, self.classes, self.labels = rows.width, rows.classes, rows.labels
         self.directions = torch.empty(len(rows), rows.width)  # (n, D), unit length
         for chunk, x in chunks(rows.features):
             self.directions[chunk] = F.normalize(x, dim=1).float()
 
-    def chunk_size(self) -> int:
-        return min(NEIGHBOR_CHUNK, chunk_size(self.classes))
-
     def score(self, x: Tensor) -> Tensor:
-        cosines = F.normalize(x, dim=1).float() @ self.directions.T  # (m, n)
-        nearest, indices = cosines.topk(min(NEIGHBORS, len(self.labels)), dim=1)
-        votes = (nearest.double() / TEMPERATURE).exp()
-        zeros = torch.zeros(len(x), self.classes, dtype=torch.float64)
-        return zeros.scatter_add_(1, self.labels[indices], votes)
+        scores = torch.zeros(len(x), self.classes, dtype=torch.float64)
+        for start in range(0, len(x), NEIGHBOR_CHUNK):
+            part = slice(start, start + NEIGHBOR_CHUNK)
+            cosines = F.normalize(x[part], dim=1).float() @ self.directions.T  # (m, n)
+            nearest, indices = cosines.topk(min(NEIGHBORS, len(self.labels)), dim=1)
+            votes = (nearest.double() / TEMPERATURE).exp()
+            scores[part].scatter_add_(1, self.labels[indices], votes)
+        return scores
 
 
 class LinearProbe(Probe):
@@ -181,11 +168,6 @@ class LinearProbe(Probe):
         return self.weight, self.bias
 
 
-def fit_neighbors(features: Array, labels: Array, classes: int | None = None) -> NeighborProbe:
-    """Return the classifier by the 20 nearest of these rows (by all, if there are fewer)."""
-    return NeighborProbe(Rows(features, labels, classes))
-
-
 def fit_logistic(
     features: Array, labels: Array, classes: int | None = None, *, decay: float = DECAY
 ) -> LinearProbe:
@@ -199,7 +181,7 @@ def fit_logistic(
     if not decay > 0:
         raise ConfigError(f"decay={decay} must be above 0, or separable classes have no solution")
     data = Rows(features, labels, classes)
-    x = all_rows(features)
+    x = next(chunks(features, len(features)))[1]
     mean, std = x.mean(0), x.std(0, correction=0) + EPSILON
     x.sub_(mean).div_(std)
     weight = torch.zeros(data.classes, data.width, dtype=torch.float64)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import fit_temperature
-from vitrail.probing.probes import EPSILON, Array, Probe, Rows, all_rows, chunk_size, chunks
+from vitrail.probing.probes import EPSILON, Array, Probe, Rows, chunk_size, chunks
 
 DEFAULT_L2 = 2.0**10  # big_vision's, for all datasets
 L2_GRID = tuple(4.0**power for power in range(-1, 9))  # 0.25 to 65,536, with 1,024
@@ -36,22 +36,13 @@ SCALES = (0.5, 100.0)  # bounds of `RidgePath.scale`
 DEFAULT_SCALE = 8.0  # where no row can be left out: the median on test images (docs/notebook.md)
 
 
-@dataclass(frozen=True, eq=False)
 class RidgeProbe(Probe):
     """A linear classifier of features, with their whitening."""
 
-    l2: float
-    weights: Tensor  # (D + 1, C), for whitened features; the constant's are the last row
-    mean: Tensor  # (D,)
-    std: Tensor  # (D,), over the rows, with 1e-5 added
-
-    @property
-    def width(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return len(self.mean)
-
-    @property
-    def classes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.weights.shape[1]
+    def __init__(self, l2: float, weights: Tensor, mean: Tensor, std: Tensor) -> None:
+        self.l2, self.weights = l2, weights  # (D + 1, C), the weights of the constant last
+        self.mean, self.std = mean, std  # (D,); 1e-5 is added to the standard deviation
+        self.width, self.classes = len(mean), weights.shape[1]
 
     def score(self, x: Tensor) -> Tensor:
         """Return scores near +1 for the class of a row and -1 for the others. (m, C)"""
@@ -86,13 +77,13 @@ class RidgeSystem:
     @classmethod
     def from_rows(cls, data: Rows) -> "RidgeSystem":
         """Build the smaller of the two systems, which have the same solution."""
-        counts = data.counts().double()
+        counts = data.counts.double()
         mean = torch.zeros(data.width, dtype=torch.float64)
         for _, part in chunks(data.features):
             mean += part.sum(0)
         mean /= len(data)
         if len(data) <= data.width:
-            x = all_rows(data.features).sub_(mean)
+            x = next(chunks(data.features, len(data)))[1].sub_(mean)
             std = x.square().mean(0).sqrt() + EPSILON
             x.div_(std)
             y = 2 * F.one_hot(data.labels, data.classes).double() - 1
@@ -174,21 +165,20 @@ class RidgePath:
         squared error rewards scores of the right size, which argmax ignores, and so prefers an l2
         that is too small (docs/fewshot.md).
         """
-        degrees = len(self.rows) * (int(self.rows.counts().count_nonzero()) - 1)
-
-        def cost(i: int) -> tuple[float, float]:
-            l2, unexplained = self.probes[i].l2, max(self.unexplained[i], TINY)
-            return degrees * math.log(unexplained) + math.log(l2 / DEFAULT_L2) ** 2, -l2
-
-        return min(range(len(self.probes)), key=cost)
+        degrees = len(self.rows) * (int(self.rows.counts.count_nonzero()) - 1)
+        costs = [
+            degrees * math.log(max(unexplained, TINY)) + math.log(probe.l2 / DEFAULT_L2) ** 2
+            for probe, unexplained in zip(self.probes, self.unexplained, strict=True)
+        ]
+        return min(range(len(costs)), key=lambda i: (costs[i], -self.probes[i].l2))
 
     @cached_property
     def held_out(self) -> Tensor:
         """Leave-one-out scores of the best probe: each row scored by the fit without it. (n, C)"""
         scores = torch.empty(len(self.rows), self.rows.classes, dtype=torch.float64)
         best = self.probes[self.best]
-        for rows, residuals, label in left_out(self.rows, self.system, [best]):
-            scores[rows] = add_targets(residuals, label).sub_(1)[:, 0]
+        for rows, _, raised, _ in left_out(self.rows, self.system, [best]):
+            scores[rows] = raised.sub_(1)[:, 0]
         return scores
 
     @cached_property
@@ -199,7 +189,7 @@ class RidgePath:
         are the only example of their class are ignored; `DEFAULT_SCALE` if no row remains.
         """
         labels = self.rows.labels
-        counted = self.rows.counts()[labels] > 1
+        counted = self.rows.counts[labels] > 1
         if not counted.any():
             return DEFAULT_SCALE
         scores = self.held_out[:, None].clone()
@@ -220,7 +210,9 @@ def fit_path(
 ) -> RidgePath:
     """Fit a probe for each l2 from one decomposition, and evaluate each by leave-one-out.
 
-    The whitening stays that of all rows when one is left out.
+    The whitening stays that of all rows when one is left out. The unexplained share is of
+    rebalanced scores, centered per row: argmax ignores what is added to a row. Rows that are the
+    only example of their class do not count for it.
     """
     if not len(l2):
         raise ConfigError("no l2 given; pass at least one value, such as 1024")
@@ -229,7 +221,26 @@ def fit_path(
     data = Rows(features, labels, classes)
     system = RidgeSystem.from_rows(data)
     probes = tuple(system.solve_by_spectrum(value) for value in l2)
-    return RidgePath(probes, *leave_one_out(data, system, probes), data, system)
+    squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
+    correct = torch.zeros(len(probes), dtype=torch.int64)
+    counted = (data.counts[data.labels] > 1).double()  # (n,)
+    for rows, squared, scores, label in left_out(data, system, probes):
+        squares += squared
+        correct += (scores.argmax(2, keepdim=True) == label).sum((0, 2))
+        rebalance(scores, label, data, probes)
+        scores -= scores.mean(2, keepdim=True)
+        own += counted[rows] @ scores.gather(2, label)[..., 0]
+        spread += counted[rows] @ scores.square().sum(2)
+    # Centered targets are 2 at the label minus 2 / C: their square is 4 (1 - 1 / C) for each row.
+    explained = own.clamp_min(0) ** 2 / (spread * counted.sum() * (1 - 1 / data.classes))
+    return RidgePath(
+        probes=probes,
+        errors=tuple((squares / (len(data) * data.classes)).tolist()),
+        accuracies=tuple((correct.double() / len(data)).tolist()),
+        unexplained=tuple((1 - explained.nan_to_num(0.0)).tolist()),
+        rows=data,
+        system=system,
+    )
 
 
 def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = DEFAULT_L2) -> RidgeProbe:
@@ -260,11 +271,9 @@ def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = DEFAULT_
 
 def left_out(
     data: Rows, system: RidgeSystem, probes: Sequence[RidgeProbe]
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield chunks of rows, their leave-one-out residuals (m, L, C), and their labels (m, L, 1).
-
-    A residual is prediction minus target; the caller may change it in place.
-    """
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Yield chunks of rows: their leave-one-out squared error (L,), their scores + 1 (m, L, C),
+    which the caller may change in place, and their labels (m, L, 1)."""
     l2 = torch.tensor([probe.l2 for probe in probes], dtype=torch.float64)
     weights = torch.cat([probe.weights for probe in probes], 1)  # (D + 1, L * C): one product
     for rows, part in chunks(data.features, chunk_size(weights.shape[1])):
@@ -273,12 +282,10 @@ def left_out(
         residuals = residuals.unflatten(1, (len(probes), -1))  # (m, L, C)
         label = data.labels[rows, None, None].expand(-1, len(probes), 1)
         residuals.scatter_add_(2, label, torch.full(label.shape, -2.0, dtype=torch.float64))
-        yield rows, residuals.div_(system.freedom(rows, x, l2)[..., None]), label
-
-
-def add_targets(residuals: Tensor, label: Tensor) -> Tensor:
-    """Turn residuals into scores + 1, in place."""
-    return residuals.scatter_add_(2, label, torch.full(label.shape, 2.0, dtype=torch.float64))
+        residuals.div_(system.freedom(rows, x, l2)[..., None])
+        squared = residuals.square().sum((0, 2))
+        targets = torch.full(label.shape, 2.0, dtype=torch.float64)
+        yield rows, squared, residuals.scatter_add_(2, label, targets), label
 
 
 def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[RidgeProbe]) -> None:
@@ -288,37 +295,10 @@ def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[RidgeP
     penalties look wrong.
     """
     l2 = torch.tensor([[probe.l2] for probe in probes], dtype=torch.float64)  # (L, 1)
-    total = 2.0 * data.counts() - len(data)  # of the targets, (C,)
+    total = 2.0 * data.counts - len(data)  # of the targets, (C,)
     every, without = (BIAS**2 / (BIAS**2 * n + l2) for n in (len(data), len(data) - 1))
     scores += every * total - without * (total + 1)
     scores.scatter_add_(2, label, (2 * without).expand(label.shape))
-
-
-def leave_one_out(
-    data: Rows, system: RidgeSystem, probes: Sequence[RidgeProbe]
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return the leave-one-out squared error, accuracy and unexplained share of each probe.
-
-    The last is of rebalanced scores, centered per row: argmax ignores what is added to a row. Rows
-    that are the only example of their class do not count for it.
-    """
-    squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
-    correct = torch.zeros(len(probes), dtype=torch.int64)
-    counted = (data.counts()[data.labels] > 1).double()  # (n,)
-    for rows, residuals, label in left_out(data, system, probes):
-        squares += residuals.square().sum((0, 2))
-        scores = add_targets(residuals, label)
-        correct += (scores.argmax(2, keepdim=True) == label).sum((0, 2))
-        rebalance(scores, label, data, probes)
-        scores -= scores.mean(2, keepdim=True)
-        own += counted[rows] @ scores.gather(2, label)[..., 0]
-        spread += counted[rows] @ scores.square().sum(2)
-    # Centered targets are 2 at the label minus 2 / C: their square is 4 (1 - 1 / C) for each row.
-    explained = own.clamp_min(0) ** 2 / (spread * counted.sum() * (1 - 1 / data.classes))
-    errors = squares / (len(data) * data.classes)
-    accuracies = correct.double() / len(data)
-    unexplained = 1 - explained.nan_to_num(0.0)
-    return tuple(errors.tolist()), tuple(accuracies.tolist()), tuple(unexplained.tolist())
 
 
 def fit_scale(scores: Tensor, labels: Tensor) -> float:

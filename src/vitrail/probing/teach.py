@@ -13,10 +13,10 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -149,14 +149,10 @@ def save_memory(memory: ProbeMemory, folder: Path) -> bool:
         return saved
 
 
-def has_memory(folder: Path) -> bool:
-    return (folder / MEMORY_FILE).is_file()
-
-
 def load_memory(folder: Path, model: Model) -> ProbeMemory | None:
     """Load the memory of a bundle; None if it has none. One of other weights is refused."""
     path = folder / MEMORY_FILE
-    if not has_memory(folder):
+    if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
@@ -178,8 +174,7 @@ def load_memory(folder: Path, model: Model) -> ProbeMemory | None:
     return memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeachResult:
+class TeachResult(NamedTuple):
     """A taught model and how it was made."""
 
     folder: Path
@@ -188,8 +183,8 @@ class TeachResult:
     replaced: tuple[str, ...]  # taught classes that it knew before
     accuracy: float | None  # leave-one-out, over all remembered images
     seconds: float
-    notes: tuple[str, ...] = ()
-    skipped: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...]
+    skipped: dict[str, str]
 
 
 def teach(
@@ -219,7 +214,7 @@ def teach(
         raise ConfigError("no classes given; name each with its images, such as thumb=folder")
     # A trained head, or a folder of another library, is never replaced unless asked for: nothing
     # could restore it.
-    folder, has_own = Path(model if out is None else out), has_memory(Path(model))
+    folder, has_own = Path(model if out is None else out), (Path(model) / MEMORY_FILE).is_file()
     if out is None and not has_own:
         raise ConfigError(
             f"{model} has no {MEMORY_FILE}, and only a bundle with one is changed in place; give a "
@@ -255,11 +250,7 @@ def teach(
         accuracy=accuracy,
         seconds=time.monotonic() - started,
         notes=tuple(notes),
-        skipped={
-            name: reason
-            for extracted in features.values()
-            for name, reason in extracted.skipped.items()
-        },
+        skipped={name: why for one in features.values() for name, why in one.skipped.items()},
     )
 
 

@@ -99,16 +99,17 @@ class TimeBudget:
         return since >= self.seconds / CORRECTIONS or self.remaining() <= 0
 
     def correct(self, schedule: Schedule, step: int) -> None:
-        """Let the schedule end when the time does."""
+        """Let the schedule end when the time does; all processes use that of the first."""
         self.corrected = self.clock()
         if self.remaining() <= 0:
             schedule.steps = step
-            return
-        every, evaluations = schedule.evaluate_every, 0
-        if every:
-            evaluations = max(0, (schedule.steps - 1) // every - step // every)
-        fit = self.steps_that_fit(schedule.stages, schedule.progress(step), evaluations)
-        schedule.stretch_to(step, step + fit)
+        else:
+            every, evaluations = schedule.evaluate_every, 0
+            if every:
+                evaluations = max(0, (schedule.steps - 1) // every - step // every)
+            fit = self.steps_that_fit(schedule.stages, schedule.progress(step), evaluations)
+            schedule.stretch_to(step, step + fit)
+        schedule.load_state_dict(distributed.broadcast_object(schedule.state_dict()))
 
 
 def plan_time_budget(trainer: "Trainer") -> TimeBudget:
@@ -126,7 +127,7 @@ def plan_time_budget(trainer: "Trainer") -> TimeBudget:
         step=step,
     )
     if trainer.state.step:  # resumed: the schedule exists, only the time is less
-        correct_schedule(budget, schedule, trainer.state.step)
+        budget.correct(schedule, trainer.state.step)
         return budget
     evaluations = distributed.broadcast_object(budget.evaluations())
     steps = distributed.broadcast_object(budget.steps_that_fit(schedule.stages, 0.0, evaluations))
@@ -138,12 +139,6 @@ def plan_time_budget(trainer: "Trainer") -> TimeBudget:
         f"{trainer.epochs(steps):.1f} epochs, {evaluations} evaluations during training"
     )
     return budget
-
-
-def correct_schedule(budget: TimeBudget, schedule: Schedule, step: int) -> None:
-    """Let the schedule end on time; all processes use that of the first."""
-    budget.correct(schedule, step)
-    schedule.load_state_dict(distributed.broadcast_object(schedule.state_dict()))
 
 
 def time_step(trainer: "Trainer", size: int) -> float:

@@ -29,50 +29,30 @@ class CpuDataParallel(nn.Module):
     def __init__(self, objective: Classification | FeatureDistillation, shards: int) -> None:
         super().__init__()
         self.objective = objective
-        self.replicas = Replicas(objective, shards)
-
-    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        shards = len(self.replicas.objectives)
-        if not worth_sharding(self.objective.model.config, images.shape, shards):
-            return self.objective(images, targets)
-        weights = [p for p in self.objective.parameters() if p.requires_grad]
-        return ShardedLoss.apply(self.replicas, images, targets, *weights)
-
-
-def worth_sharding(config: Config, shape: torch.Size | tuple[int, ...], shards: int) -> bool:
-    """Return whether each shard of a batch (B, C, H, W) is enough work for a core."""
-    assert isinstance(config, VitConfig)
-    height, width = config.stride
-    patches = (shape[2] // height) * (shape[3] // width)
-    return shape[0] // shards * patches * config.width >= MIN_SHARD
-
-
-class Replicas:
-    """Objectives that share the weights of the original, and a thread for each.
-
-    Not a module: its parameters must not be found a second time.
-    """
-
-    def __init__(self, objective: nn.Module, shards: int) -> None:
-        self.original = objective
-        self.objectives = []
+        self.replicas: list[nn.Module] = []  # a list: their parameters are not found a second time
         for _ in range(shards):  # same storage, separate gradients
             memo = {
                 id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad)
                 for p in objective.parameters()
             }
-            self.objectives.append(copy.deepcopy(objective, memo=memo))
+            self.replicas.append(copy.deepcopy(objective, memo=memo))
         each = max(1, torch.get_num_threads() // shards)
         self.threads = start_pool(shards, torch_threads=each, name="shard")
 
+    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+        if not worth_sharding(self.objective.model.config, images.shape, len(self.replicas)):
+            return self.objective(images, targets)
+        weights = [p for p in self.objective.parameters() if p.requires_grad]
+        return ShardedLoss.apply(self, images, targets, *weights)
+
     def loss_and_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of the whole batch, and the gradient of each trainable weight."""
-        count = len(self.objectives)
+        count = len(self.replicas)
         shards = zip(images.tensor_split(count), targets.tensor_split(count), strict=True)
         precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         tasks = [
-            self.threads.submit(self.run, objective, *shard, len(shard[0]) / len(images), precision)
-            for objective, shard in zip(self.objectives, shards, strict=True)
+            self.threads.submit(self.run, replica, *shard, len(shard[0]) / len(images), precision)
+            for replica, shard in zip(self.replicas, shards, strict=True)
         ]
         (loss, total), *others = [task.result() for task in tasks]
         with torch_threads_for(sum(gradient.numel() for gradient in total)):
@@ -83,29 +63,37 @@ class Replicas:
 
     def run(
         self,
-        objective: nn.Module,
+        replica: nn.Module,
         images: Tensor,
         targets: Tensor,
         weight: float,
         precision: torch.dtype | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the weighted loss and gradients of one shard; autocast is per thread."""
-        originals = self.original.parameters()
-        for parameter, original in zip(objective.parameters(), originals, strict=True):
+        originals = self.objective.parameters()
+        for parameter, original in zip(replica.parameters(), originals, strict=True):
             parameter.data = original.data  # normally a no-op
-        trainable = [p for p in objective.parameters() if p.requires_grad]
+        trainable = [p for p in replica.parameters() if p.requires_grad]
         with torch.autocast("cpu", precision, enabled=precision is not None):
-            loss = objective(images, targets) * weight
+            loss = replica(images, targets) * weight
         gradients = torch.autograd.grad(loss, trainable, materialize_grads=True)
         return loss.detach(), list(gradients)
+
+
+def worth_sharding(config: Config, shape: torch.Size | tuple[int, ...], shards: int) -> bool:
+    """Return whether each shard of a batch (B, C, H, W) is enough work for a core."""
+    assert isinstance(config, VitConfig)
+    height, width = config.stride
+    patches = (shape[2] // height) * (shape[3] // width)
+    return shape[0] // shards * patches * config.width >= MIN_SHARD
 
 
 class ShardedLoss(torch.autograd.Function):
     """The loss of a batch; its gradients are computed in the forward pass, shard by shard."""
 
     @staticmethod
-    def forward(ctx: Any, replicas: Replicas, *args: Tensor) -> Tensor:
-        loss, ctx.gradients = replicas.loss_and_gradients(*args[:2])
+    def forward(ctx: Any, parallel: CpuDataParallel, *args: Tensor) -> Tensor:
+        loss, ctx.gradients = parallel.loss_and_gradients(*args[:2])
         return loss
 
     @staticmethod

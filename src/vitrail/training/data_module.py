@@ -66,7 +66,24 @@ def open_splits(reference: str, settings: Settings) -> DataSplits:
                 if train.classes
                 else f"{reference} has no classes; put the images of each class into its own folder"
             )
-        notes += check_classes(reference, train, held_out)
+        in_train = classes_present(train)
+        for name, samples in held_out.items():
+            if samples.classes != train.classes:
+                raise DataError(
+                    f"{reference}: the classes of {name} differ from those of train; "
+                    "both need the same class folders"
+                )
+            in_split = classes_present(samples)
+            if unseen := [samples.classes[c] for c in np.flatnonzero(in_split & ~in_train)]:
+                raise DataError(
+                    f"{reference}: train has no image of {comma_list(unseen, quoted=True)}, "
+                    f"which {name} contains; add some, or remove the class"
+                )
+            if missing := [train.classes[c] for c in np.flatnonzero(in_train & ~in_split)]:
+                notes.append(
+                    f"{name} has no image of {comma_list(missing, quoted=True)}, so its accuracy "
+                    "is not measured; add some, or --dev 0.1 evaluates on a tenth of train"
+                )
     if settings.batch_size is not None and settings.batch_size > len(train):
         raise ConfigError(
             f"batch_size={settings.batch_size} is more than the {len(train):,} training images; "
@@ -90,32 +107,6 @@ def open_splits(reference: str, settings: Settings) -> DataSplits:
     if not held_out:
         notes.append("no split to evaluate on; --dev 0.1 holds out a tenth of the images")
     return DataSplits(reference=reference, train=train, held_out=held_out, notes=notes)
-
-
-def check_classes(
-    reference: str, train: ImageDataset, held_out: dict[str, ImageDataset]
-) -> list[str]:
-    """Raise for held-out classes that train lacks; note training classes that are not evaluated."""
-    notes = []
-    in_train = classes_present(train)
-    for name, samples in held_out.items():
-        if samples.classes != train.classes:
-            raise DataError(
-                f"{reference}: the classes of {name} differ from those of train; "
-                "both need the same class folders"
-            )
-        in_split = classes_present(samples)
-        if unknown := [samples.classes[c] for c in np.flatnonzero(in_split & ~in_train)]:
-            raise DataError(
-                f"{reference}: train has no image of {comma_list(unknown, quoted=True)}, "
-                f"which {name} contains; add some, or remove the class"
-            )
-        if missing := [train.classes[c] for c in np.flatnonzero(in_train & ~in_split)]:
-            notes.append(
-                f"{name} has no image of {comma_list(missing, quoted=True)}, so its accuracy is "
-                "not measured; add some, or --dev 0.1 evaluates on a tenth of train"
-            )
-    return notes
 
 
 def classes_present(samples: ImageDataset) -> np.ndarray:

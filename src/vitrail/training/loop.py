@@ -8,7 +8,7 @@ Shapes: micro-batches of B images (B, C, H, W), targets (B,) or (B, K).
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -240,18 +240,23 @@ class Evaluator:
         row = {key: x for name, o in outcomes.items() for key, x in metrics(name, o).items()}
         return outcomes, row
 
-    def evaluate(self, split: str, image_size: int | None = None) -> EvaluationResult:
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the objective into evaluation mode, with the averaged weights."""
         self.objective.eval()
         with self.ema.applied() if self.ema else nullcontext():
-            outcome = quick_evaluate(
+            yield
+        self.objective.train()
+
+    def evaluate(self, split: str, image_size: int | None = None) -> EvaluationResult:
+        with self.evaluating():
+            return quick_evaluate(
                 self.objective.logits,  # pyright: ignore[reportArgumentType]
                 self.splits.held_out[split],
                 at_size(self.preprocessing, image_size),
                 loss=self.settings.loss.kind or "softmax",
                 **self.loader_options,
             )
-        self.objective.train()
-        return outcome
 
     def masked_loss(self, split: str) -> float:
         """Return the mean masked patch loss, with the same masks every time.
@@ -267,11 +272,9 @@ class Evaluator:
         def add(loss: Tensor, batch: Batch) -> None:
             total.add_(torch.tensor([float(loss) * len(batch.images), len(batch.images)]))
 
-        self.objective.eval()
         samples = self.splits.held_out[split]
-        with self.ema.applied() if self.ema else nullcontext():
+        with self.evaluating():
             run_inference(predict, samples, self.preprocessing, add, **self.loader_options)
-        self.objective.train()
         summed, images = distributed.all_reduce_sum(total).tolist()
         return summed / max(1.0, images)
 

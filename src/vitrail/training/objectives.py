@@ -35,27 +35,41 @@ MASK_STD = 0.02  # initialization of the mask embedding, as of position embeddin
 COLOR_CELLS: dict[MaskedTarget, int | None] = {"mean-color": 1, "colors-4x4": 4, "pixels": None}
 
 
-class Classification(nn.Module):
+class Supervised(nn.Module):
+    """What objectives with labels have in common."""
+
+    def __init__(self, model: Model, loss: LossSettings) -> None:
+        super().__init__()
+        if not model.config.num_classes:
+            raise ConfigError(
+                "the model has no head (num_classes=0), so it cannot learn classes; "
+                "give it one, or use objective='masked-patches'"
+            )
+        self.model, self.loss = model, loss
+
+    def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        assert self.loss.kind is not None, "set by auto_config"
+        return LOSSES[self.loss.kind](logits, targets, self.loss.label_smoothing)
+
+    def logits(self, images: Tensor) -> Tensor:
+        return self.model(images)  # (B, K); with a distillation token, the mean of both heads
+
+
+class Classification(Supervised):
     """Supervised classification; `prior` (K,) is added to the logits in the loss."""
 
     prior: Tensor | None
 
     def __init__(self, model: Model, loss: LossSettings, prior: Tensor | None = None) -> None:
-        super().__init__()
-        check_head(model)
-        self.model = model
-        self.loss = loss
+        super().__init__(model, loss)
         self.register_buffer("prior", prior, persistent=False)
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         logits = self.logits(images)
-        return label_loss(logits if self.prior is None else logits + self.prior, targets, self.loss)
-
-    def logits(self, images: Tensor) -> Tensor:
-        return self.model(images)  # (B, K)
+        return self.label_loss(logits if self.prior is None else logits + self.prior, targets)
 
 
-class Distillation(nn.Module):
+class Distillation(Supervised):
     """Classification with a teacher: (1 - w) * labels + w * teacher, w = `loss.teacher_weight`.
 
     A model with a distillation token learns the labels with its class token and the teacher with
@@ -63,10 +77,7 @@ class Distillation(nn.Module):
     """
 
     def __init__(self, model: Model, loss: LossSettings, teacher: Model) -> None:
-        super().__init__()
-        check_head(model)
-        self.model = model
-        self.loss = loss
+        super().__init__(model, loss)
         self.teacher = Teacher(teacher, model)  # not a module: not saved, trained or averaged
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
@@ -74,7 +85,7 @@ class Distillation(nn.Module):
             logits, distilled = self.model.distillation_logits(images)
         else:
             logits = distilled = self.model(images)
-        labels, teacher_logits = label_loss(logits, targets, self.loss), self.teacher(images)
+        labels, teacher_logits = self.label_loss(logits, targets), self.teacher(images)
         if self.loss.teaching == "soft":
             teaching = soft_distillation(distilled, teacher_logits, self.loss.temperature)
         else:
@@ -82,11 +93,8 @@ class Distillation(nn.Module):
         weight = self.loss.teacher_weight
         return (1 - weight) * labels + weight * teaching
 
-    def logits(self, images: Tensor) -> Tensor:
-        return self.model(images)  # (B, K), the mean of both heads where there are two
 
-
-class FeatureDistillation(nn.Module):
+class FeatureDistillation(Supervised):
     """Classification by one head, while a projection of the same features learns a teacher's.
 
     The loss is (1 - w) * labels + w * (regression + soft distillation), w = `loss.teacher_weight`:
@@ -96,10 +104,7 @@ class FeatureDistillation(nn.Module):
     """
 
     def __init__(self, model: Model, loss: LossSettings, teacher: "Teacher") -> None:
-        super().__init__()
-        check_head(model)
-        self.model = model
-        self.loss = loss
+        super().__init__(model, loss)
         self.teacher = teacher  # not a module, as above
         self.projection = nn.Linear(model.config.num_features, teacher.model.config.num_features)
         nn.init.orthogonal_(self.projection.weight, generator=torch.Generator().manual_seed(0))
@@ -108,19 +113,15 @@ class FeatureDistillation(nn.Module):
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         assert self.model.head is not None
         features, targets = self.model.features(images), at_least_float32(targets)
-        labels = label_loss(self.model.head(features), targets[:, 0].long(), self.loss)
+        labels = self.label_loss(self.model.head(features), targets[:, 0].long())
         predicted, expected = at_least_float32(self.projection(features)), targets[:, 1:]
         error = (predicted - expected).square().sum(1) / expected.square().sum(1).clamp(min=1e-6)
         teaching = error.mean()
         if (head := self.teacher.model.head) is not None:
-            teaching = teaching + soft_distillation(
-                head(predicted), head(expected), self.loss.temperature
-            )
+            temperature = self.loss.temperature
+            teaching = teaching + soft_distillation(head(predicted), head(expected), temperature)
         weight = self.loss.teacher_weight
         return (1 - weight) * labels + weight * teaching
-
-    def logits(self, images: Tensor) -> Tensor:
-        return self.model(images)  # (B, K)
 
 
 class Teacher:
@@ -395,19 +396,6 @@ def log_prior(class_counts: np.ndarray | None, loss: LossSettings) -> Tensor | N
         return None
     counts = torch.from_numpy(class_counts).float().clamp(min=1)
     return loss.logit_adjustment * (counts / counts.sum()).log()
-
-
-def label_loss(logits: Tensor, targets: Tensor, loss: LossSettings) -> Tensor:
-    assert loss.kind is not None, "set by auto_config"
-    return LOSSES[loss.kind](logits, targets, loss.label_smoothing)
-
-
-def check_head(model: Model) -> None:
-    if not model.config.num_classes:
-        raise ConfigError(
-            "the model has no head (num_classes=0), so it cannot learn classes; "
-            "give it one, or use objective='masked-patches'"
-        )
 
 
 # Losses: logits (B, K) and targets → the mean over the images of a batch, in float32 at least.

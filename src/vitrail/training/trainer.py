@@ -34,12 +34,7 @@ from vitrail.models.vit import build as build_empty
 from vitrail.reports.pages import run_page
 from vitrail.training import checkpoint
 from vitrail.training.auto_config import choose_accumulation, image_size_stages
-from vitrail.training.budget import (
-    TimeBudget,
-    compile_if_faster,
-    correct_schedule,
-    plan_time_budget,
-)
+from vitrail.training.budget import TimeBudget, compile_if_faster, plan_time_budget
 from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
 from vitrail.training.config import RunConfig, Settings
@@ -438,7 +433,7 @@ class Trainer:
         if self.budget is not None:
             self.budget.observe(schedule.image_size(step - 1), self.metrics.step_seconds)
             if distributed.broadcast_object(self.budget.due()):
-                correct_schedule(self.budget, schedule, step)
+                self.budget.correct(schedule, step)
         if distributed.all_reduce_any(bool(self.stop)):
             return False
         last, every = step >= schedule.steps, schedule.evaluate_every
