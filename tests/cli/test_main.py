@@ -15,8 +15,10 @@ from vitrail.cli import COMMANDS, GROUPS, SWITCHES, changed_options, main
 from vitrail.cli.completion import INSTALL, script
 from vitrail.cli.console import LOG_INTERVAL, Progress, verbosity
 from vitrail.cli.live import Live
-from vitrail.cli.serve import Serve
+from vitrail.cli.predict import Serve
 from vitrail.cli.train import Train
+from vitrail.export.api import Exported
+from vitrail.export.verify import Int8Accuracy
 from vitrail.planning.doctor import VARIABLES
 from vitrail.training.config import OptimSettings, Settings
 
@@ -161,7 +163,8 @@ def test_changed_options_hide_the_token():
     settings = Settings(optim=OptimSettings(learning_rate=0.5))
     changed = list(changed_options(Train(data="images", settings=settings)))
     assert changed == ["data = 'images'", "settings.optim.learning_rate = 0.5"]
-    assert list(changed_options(Serve(models=(), token="hush"))) == ["models = ()", "token = ..."]
+    changed = set(changed_options(Serve(models=(), token="hush")))
+    assert changed == {"models = ()", "token = ..."}
 
 
 def test_no_control_codes_without_a_terminal_or_with_no_color(capsys, monkeypatch):
@@ -279,6 +282,25 @@ def test_models_are_listed_with_their_sizes(capsys):
     for command in ("models", "recipes"):
         assert main([command, "--like", "no such name"]) == 1
         assert "lists all" in capsys.readouterr().out
+
+
+def test_export_reports_the_difference_and_both_accuracies(tmp_path, monkeypatch, capsys):
+    cost = Int8Accuracy(0.75, 0.5, 12, "images/")
+    done = Exported(tmp_path / "m.onnx", "onnx", "ViT-Mu/4", 2**20, 1e-7, cost, ("a note",), 2.0)
+    monkeypatch.setattr("vitrail.export.api.export_model", lambda *_, **__: done)
+    assert main(["export", "bundle", "--out", "m.onnx"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "ViT-Mu/4 -> onnx, 1.0 MiB",
+        "  int8 accuracy 50.0 %, float 75.0 % (n=12, images/)",
+        "  note: a note",
+        "verified: largest relative difference of logits and features 1.0e-07",
+        f"done in 2.0 s: {done.path}",
+    ]
+    assert main(["export", "bundle", "--out", "m.onnx", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["path"] == str(done.path)
+    assert values["cost"]["pictures"] == 12
+    assert values["cost"].keys() >= {"accuracy", "int8_accuracy", "data"}
 
 
 def test_demo_trains_and_draws(tmp_path, capsys):

@@ -5,7 +5,7 @@ import pytest
 
 import vitrail
 from vitrail.cli import main
-from vitrail.cli.serve import Serve
+from vitrail.cli.predict import Serve
 from vitrail.errors import ConfigError
 from vitrail.prediction import predictor as predictors
 from vitrail.serving import server

@@ -6,6 +6,7 @@ from vitrail.models.registry import CONFIGURATIONS
 
 # What the pages speak of, and what stands for it here.
 STANDS_FOR = {"builtin:sign-digits": "pictures/", "/data/imagenet": "pictures/"}
+STANDS_FOR |= {"runs/digits": "runs/pictures", "ViT-L_16.npz": "ViT-B_16.npz"}
 # Options whose values are replaced where they are given.
 LESS = {
     "--minutes": "0.01",

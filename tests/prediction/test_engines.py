@@ -1,5 +1,7 @@
 """Engines agree; auto takes the fastest, and int8 only if its accuracy was measured."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch.testing import assert_close as close
 
 import vitrail
 from vitrail import CheckpointError, ConfigError, Predictor
+from vitrail.export.verify import measure_int8
 from vitrail.prediction import engines
 from vitrail.prediction.engines import AccuracyGuard, open_engine
 
@@ -81,14 +84,20 @@ def test_auto_takes_the_fastest_and_logs_it(model, data, monkeypatch):
     assert choose(model, monkeypatch, throughput)[0] == "onnx"  # without data, int8 is skipped
 
 
-def test_auto_falls_back_to_torch_without_onnxruntime(model, monkeypatch):
-    def missing(*_, **__):
-        raise ConfigError("engine=onnx needs onnxruntime")
+def test_auto_skips_engines_that_are_missing_or_cannot_export_the_model(model, monkeypatch):
+    usable = []
 
-    monkeypatch.setattr("vitrail.export.session.engine_for", missing)
+    def engine_for(model, kind, **_):
+        if kind not in usable:
+            raise ConfigError(f"engine={kind} needs onnxruntime")
+        return SimpleNamespace(name=kind)
+
+    monkeypatch.setattr("vitrail.export.session.engine_for", engine_for)
     lines = []
     assert open_with(model, "auto", lines).name == "torch"
-    assert "needs onnxruntime" in lines[-1]
+    assert "skipped onnx-int8: engine=onnx-int8 needs onnxruntime" in lines[-1]
+    usable.append("onnx")
+    assert choose(model, monkeypatch, {"torch": 1.0, "onnx": 2.0})[0] == "onnx"
 
 
 def test_every_engine_is_timed(model, monkeypatch):
@@ -113,24 +122,15 @@ def test_incompatible_options_are_rejected(model, choice, changes, reason):
         open_engine(model, choice, guard=AccuracyGuard(), log=print, **changes)
 
 
+def test_file_runs_in_onnxruntime_only():
+    with pytest.raises(ConfigError, match="leave engine and merge out"):
+        Predictor("model.onnx", engine="torch")
+
+
 def test_merging_needs_tokens():
     model = vitrail.create("Mixer-S/32", num_classes=2, image_size=64, depth=1)
     with pytest.raises(ConfigError, match="merge=4 merges the tokens of a Vision Transformer"):
         Predictor(model, merge=4)
-
-
-def test_exported_file_is_self_contained(model, data, tmp_path):
-    from vitrail.export.api import export_model
-
-    export_model(model, tmp_path / "model.onnx")
-    alone = Predictor(tmp_path / "model.onnx")
-    image = np.load(data)["x_test"][0]
-    expected = Predictor(model)(image)
-    assert alone.classes == CLASSES
-    assert alone(image).label == expected.label
-    assert alone(image).probability == pytest.approx(expected.probability, abs=1e-4)
-    with pytest.raises(ConfigError, match="leave engine and merge out"):
-        Predictor(tmp_path / "model.onnx", engine="torch")
 
 
 def test_int8_accuracy_is_measured_in_eval_mode(data, make_model):
@@ -140,14 +140,4 @@ def test_int8_accuracy_is_measured_in_eval_mode(data, make_model):
     labels = [CLASSES.index(p.label) for p in Predictor(shaky)(list(pixels))]
     own = data.parent / "own.npz"
     np.savez(own, x_test=pixels, y_test=np.array(labels), class_names=np.array(CLASSES))
-    lines = []
-    open_with(shaky.train(), "onnx-int8", lines, data=own, max_drop=0.2)
-    assert "float 100 %" in lines[-1]
-
-
-def test_auto_skips_engines_that_cannot_export_the_model(monkeypatch):
-    model = vitrail.create("BiT-R50x1", num_classes=2, image_size=32, blocks=(1, 1, 1, 1))
-    monkeypatch.setattr(engines, "measure_throughput", lambda *_: {"torch": 1.0, "onnx": 2.0})
-    lines = []
-    assert open_with(model, "auto", lines).name == "onnx"
-    assert any("skipped onnx-int8" in line for line in lines)
+    assert measure_int8(shaky.train(), lambda images: -shaky(images), own).accuracy == 1

@@ -289,6 +289,7 @@ def test_model_can_be_switched(page, stub):
     give(page)
     assert result(page)[0] == "sun"
     assert page.locator("#looking").is_hidden()
+    assert page.locator("#guesses button").first.is_disabled()
     assert page.locator("#teach").is_hidden()
     assert stub.requests("/attention") == []
     stub.probabilities, stub.labels = {"wave": 0.99, "ship": 0.01}, ["wave"]
@@ -330,17 +331,6 @@ def test_keyboard_navigation(page):
     assert page.evaluate("document.activeElement.id") == "layer"
     page.keyboard.press("Home")
     assert page.locator("output[for=layer]").text_content() == "1 of 3"
-
-
-def test_model_without_attention_has_no_overlay(page, stub):
-    stub.model = MODEL | {"methods": [], "layers": 0, "heads": 0, "teach": False}
-    page.reload()
-    give(page)
-    assert result(page)[0] == "sun"
-    assert page.locator("#looking").is_hidden()
-    assert page.locator("#guesses button").first.is_disabled()
-    assert page.locator("#teach").is_hidden()
-    assert stub.requests("/attention") == []
 
 
 def test_controls_have_accessible_names(page):

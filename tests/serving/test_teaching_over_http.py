@@ -7,7 +7,7 @@ from serving_helpers import CLASSES, encoded_image, make_client, make_state, pos
 from starlette.testclient import TestClient
 
 import vitrail
-from tiny_runs import tiny_run, write_colors
+from tiny_runs import write_colors
 from vitrail.errors import ConfigError
 from vitrail.probing import teach as probing_teach
 from vitrail.probing.teach import ProbeMemory, save_memory
@@ -196,7 +196,7 @@ def test_first_class_waits_for_a_second():
 
 def test_memory_is_built_from_the_training_data(tmp_path):
     data = write_colors(tmp_path / "colors.npz", train=30, test=6)
-    tiny_run(data, tmp_path / "run", steps=2)
+    vitrail.save(tiny_model(), tmp_path / "run", provenance={"data": str(data)})
     predictor = vitrail.Predictor(tmp_path / "run", device="cpu")
     memory, notes = registry.load_memory(predictor, str(tmp_path / "run"), None)
     assert memory.classes == CLASSES

@@ -2,7 +2,7 @@
 
 `model.metadata` of a loaded model; `save` writes it into a bundle. A checkpoint that does not state
 its preprocessing gets that of its family. timm's and transformers' names are shared by AugReg (mean
-0.5) and DeiT, DINO and MAE (ImageNet mean); `recognize_family` tells them apart by tensors that
+0.5) and DeiT, DINO and MAE (ImageNet mean); `recognize_family` distinguishes them by tensors that
 only one of them has, by the layout of the file, or by the file name.
 """
 

@@ -21,7 +21,6 @@ from vitrail.cli.compare import Compare
 from vitrail.cli.completion import Completion
 from vitrail.cli.console import VERBOSITY, verbosity
 from vitrail.cli.dataset import Check, Pack
-from vitrail.cli.demo import Demo
 from vitrail.cli.doctor import Doctor
 from vitrail.cli.evaluate import Evaluate
 from vitrail.cli.export import Convert, Export
@@ -30,10 +29,9 @@ from vitrail.cli.inspect import Inspect
 from vitrail.cli.listing import Models, Recipes
 from vitrail.cli.options import REFUSED, STOPPED, UNMET, UnmetError, parse_options
 from vitrail.cli.plan import Plan
-from vitrail.cli.predict import Predict
+from vitrail.cli.predict import Predict, Serve
 from vitrail.cli.reproduce import Reproduce
-from vitrail.cli.serve import Serve
-from vitrail.cli.train import Finetune, Train
+from vitrail.cli.train import Demo, Finetune, Train
 from vitrail.cli.vtab import Vtab
 from vitrail.data.storage import allow_outside
 from vitrail.errors import VitrailError, unknown

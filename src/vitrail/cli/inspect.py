@@ -32,9 +32,7 @@ class Inspect(DataOptions):
     """Report on a model: attention, filters, position embeddings, explanations."""
 
     model: ModelReference
-    pictures: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IMAGES]")
-    ] = ()
+    paths: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[IMAGES]")] = ()
     """Image files or folders (default: some images of the dataset)."""
     out: Path = Path("inspection")
     """Folder for report.html, figures and arrays."""
@@ -81,7 +79,7 @@ class Inspect(DataOptions):
         with Progress() as progress:
             result = inspect_model(
                 model,
-                self.pictures,
+                self.paths,
                 data=data,
                 progress=lambda what, *done: progress(*done, what=f"images ({what})"),
                 **options_of(self, "images", "methods", "classes", "layers"),

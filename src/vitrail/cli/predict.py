@@ -1,24 +1,27 @@
-"""`vitrail predict`: classify images."""
+"""`vitrail predict`: classify images. `vitrail serve`: the same over HTTP, with a web page."""
 
 import csv
 import json
+import os
 import sys
 import time
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from io import BufferedReader, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log_stderr, printable
+from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log, log_stderr, printable
 from vitrail.cli.options import UNMET, BatchSize, EngineOptions, Int8Data, MaxDrop, RunnableModel
 from vitrail.errors import ConfigError, DataError
 from vitrail.export import MAX_DROP
 from vitrail.formatting import truncate
+from vitrail.serving.config import ServerConfig, parse_models
 
 if TYPE_CHECKING:
     from vitrail.prediction.predictor import Prediction, Predictor
@@ -27,6 +30,7 @@ MAX_BAR_IMAGES = 3  # images up to which each prediction is shown as bars
 BAR_WIDTH = 24
 NAME_WIDTH, LABEL_WIDTH = 30, 16
 MIN_PROBABILITY = 0.01  # of other classes in the table
+TOKEN = "VITRAIL_TOKEN"
 MAX_ERRORS = 20  # that are named; the others are counted
 
 
@@ -35,7 +39,7 @@ class Predict(EngineOptions):
     """Classify images: files, folders, glob patterns, or a list on standard input."""
 
     model: RunnableModel
-    pictures: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES")]
+    paths: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES")]
     """Files, folders, quoted glob patterns; - reads a list of paths, or one image, from standard
     input."""
     top: int = 5
@@ -56,7 +60,7 @@ class Predict(EngineOptions):
     def run(self) -> int:
         from vitrail.prediction.predictor import find_images
 
-        if not self.pictures:
+        if not self.paths:
             raise ConfigError("no images given; pass files, folders, or - for a list")
         if sum((self.csv, self.json, self.features is not None)) > 1:
             raise ConfigError("--csv, --json and --features exclude each other; pass one of them")
@@ -67,9 +71,9 @@ class Predict(EngineOptions):
         predictor = self.open_predictor(
             self.model, data=self.data, max_drop=self.max_drop, log=log_stderr
         )
-        images: Iterable[Any] = find_images(self.pictures, standard_input)
+        images: Iterable[Any] = find_images(self.paths, standard_input)
         total = None  # unknown for standard input
-        if "-" not in self.pictures:
+        if "-" not in self.paths:
             images = list(images)
             total = len(images)
         # On a terminal, the printed predictions show the progress.
@@ -231,3 +235,29 @@ def table_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
             if other not in one.labels and p >= MIN_PROBABILITY and len(line) + len(more) <= WIDTH:
                 line, separator = line + more, ","
         yield printable(line.rstrip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(ServerConfig, EngineOptions):
+    """Serve models over HTTP; open the address in a browser to try them."""
+
+    models: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL|NAME=MODEL")
+    ]
+    """Bundles, weights files, hf:owner/name, or .onnx files; the first is the default model."""
+    data: Int8Data = None
+    max_drop: MaxDrop = MAX_DROP
+
+    def run(self) -> None:
+        if self.merge and self.allow_teach:
+            raise ConfigError(
+                "--merge changes the features that classes are taught from; omit --merge or "
+                "--allow-teach"
+            )
+        references = parse_models(self.models)
+        from vitrail.serving.server import serve
+
+        token = os.environ.get(TOKEN) if self.token is None else self.token
+        config = replace(self, token=token, log="off" if VERBOSITY.quiet else self.log)
+        load = partial(self.open_predictor, data=self.data, max_drop=self.max_drop, log=log)
+        serve(references, config, predictor=load, log=partial(print, flush=True))

@@ -1,9 +1,9 @@
-"""`vitrail train` and `vitrail finetune`: a dataset → a bundle."""
+"""`vitrail train` and `vitrail finetune`: a dataset → a bundle. `vitrail demo`: an example."""
 
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -11,7 +11,9 @@ import tyro
 
 from vitrail.cli.console import (
     VERBOSITY,
+    Progress,
     accuracy_line,
+    log,
     paragraph,
     print_json,
     print_lines,
@@ -19,7 +21,7 @@ from vitrail.cli.console import (
 )
 from vitrail.cli.options import STOPPED, DataOptions, DataReference, options_of
 from vitrail.data.storage import same_location
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import duration, percent
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.recipes import (
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from vitrail.training.adapt import SearchResult
     from vitrail.training.trainer import Result
 
+DEMO_DATA = "builtin:sign-digits"
+DEMO_IMAGES = 64  # that attention statistics are averaged over
 START_TIME = time.monotonic()  # a time budget includes the time that importing takes
 
 
@@ -232,3 +236,71 @@ def search_report(result: "SearchResult", command: Train) -> Iterator[str]:
     yield from paragraph(f"chosen: {best.name} ({on_dev})")
     yield ""
     yield from report(result, command, "stopped in the run on all training images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Train and evaluate a small ViT on built-in photos of hand signs, in 3 minutes."""
+
+    out: Path = Path("demo")
+    """Folder for the model and its report; an earlier demo in it is replaced."""
+    minutes: float = 2.95
+    """Time budget of training and evaluation."""
+    seed: int = 0
+    """Random seed."""
+
+    def run(self) -> int:
+        from vitrail.checkpoints.load import load
+        from vitrail.cli.live import Live
+        from vitrail.data.datasets import open_dataset
+        from vitrail.data.storage import write_atomic
+        from vitrail.inspection.inspect import inspect_model
+        from vitrail.models.vit import VisionTransformer
+        from vitrail.reports.figures import png_bytes
+        from vitrail.reports.inspection import rollout_figure, write_inspection
+        from vitrail.training.memory import configure_malloc
+        from vitrail.training.trainer import run
+
+        used = self.out.is_dir() and any(self.out.iterdir())
+        if used and (not is_run(self.out) or read_run(self.out)[1] != DEMO_DATA):
+            raise DataError(f"{self.out} contains other files; pass another --out")
+        if self.minutes <= 0:
+            raise ConfigError(f"--minutes {self.minutes:g}: must be greater than 0")
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed}: must be 0 or more")
+        log("Training a Vision Transformer from scratch on 2,062 photos of hand signs for the")
+        log("digits 0 to 9, taken by students of a high school in Ankara.\n")
+        settings = replace(read_recipe("demo"), minutes=self.minutes, seed=self.seed)
+        configure_malloc()
+        with Live() as live:
+            config = RunConfig(data=DEMO_DATA, out=self.out, settings=settings, overwrite=True)
+            result = run(config, live, started=START_TIME)
+        if not result.finished:
+            print(f"stopped; resume with: vitrail train --resume --out {self.out}")
+            return STOPPED
+        model, test = load(self.out).eval(), open_dataset(DEMO_DATA, "test")
+        assert isinstance(model, VisionTransformer)
+        log("inspecting the model")
+        with Progress() as progress:
+            inspection = inspect_model(
+                model, data=test, images=DEMO_IMAGES, progress=lambda what, *done: progress(*done)
+            )
+        page = write_inspection(self.out / "inspection", inspection)[-1]
+        figure = rollout_figure(inspection.images, model.config.grid)
+        write_atomic(self.out / "attention.png", png_bytes(figure))
+        print(f"\n{accuracy_line('test', result.outcomes['test'])}")
+        print(f"done in {duration(result.seconds)}\n")
+        files = {
+            self.out / "report.html": "training report: curves, mistakes, settings",
+            page: "inspection report: attention, filters, position embeddings",
+            self.out / "attention.png": "patches, attention rollout and predictions",
+            self.out: f'the model: vitrail.load("{self.out}") in Python',
+        }
+        rows = [(str(path), text) for path, text in files.items()]
+        print(*table(rows, "lw", indent=2), sep="\n")
+        log("\nNext, your own images, in one folder per class:")
+        log("  vitrail check images/")
+        log("  vitrail train images/ --minutes 10")
+        log("  vitrail finetune images/ --from hf:google/vit-base-patch16-224")
+        log("  vitrail evaluate runs/images images/")
+        return 0

@@ -89,12 +89,12 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     names, encoder, class_names = PackedStrings(), SampleEncoder(), set[str]()
     others: dict[str, Counter[str]] = defaultdict(Counter)  # class folder: files by extension
     for top, top_split in (split_folders or {"": ""}).items():
-        is_wanted = split not in split_names or split == top_split
+        is_selected = split not in split_names or split == top_split
         for name in list_folder(root / top)[0] if top else subfolders:
-            skipped = others[name] if is_wanted else Counter()
+            skipped = others[name] if is_selected else Counter()
             for path in walk_images(root, f"{top}/{name}" if top else name, skipped):
                 class_names.add(name)
-                if not is_wanted:
+                if not is_selected:
                     break
                 names.append(path)
                 encoder.add((name,), top_split)

@@ -363,12 +363,25 @@ def find_images(
 ) -> Iterator[ImageInput]:
     """Yield the images of files, folders, glob patterns and standard input (`-`), in order.
 
-    A named file is yielded whether it exists or not: reading it reports the error.
+    A named file is yielded whether it exists or not: reading it reports the error. Standard input
+    is one encoded image, or a list of paths.
     """
     for location in locations:
         path = os.path.expanduser(location)  # Path.expanduser raises on `~backup.png`
         if location == "-":
-            yield from read_standard_input(standard_input())
+            stream = standard_input()
+            if detect_format(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES]):
+                data = stream.read(MAX_IMAGE_BYTES + 1)
+                if len(data) > MAX_IMAGE_BYTES:
+                    raise DataError(
+                        f"standard input exceeds the limit of {MAX_IMAGE_BYTES:,} bytes per image"
+                    )
+                yield NamedImage(STANDARD_INPUT, data)
+                continue
+            for line in stream:  # paths, separated by newlines or null bytes (`find -print0`)
+                for part in line.rstrip(b"\r\n").split(b"\0"):
+                    if part.strip():
+                        yield Path(fsdecode(part))
         elif os.path.isdir(path):
             yield from images_in(Path(path))
         elif glob.has_magic(location) and not os.path.exists(path):
@@ -389,19 +402,3 @@ def images_in(folder: Path) -> Iterator[Path]:
         yield folder / name
     if empty:
         raise DataError(f"{folder}: the folder contains no images")
-
-
-def read_standard_input(stream: BufferedReader) -> Iterator[ImageInput]:
-    """Yield one encoded image, or paths separated by newlines or null bytes (`find -print0`)."""
-    if detect_format(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES]):
-        data = stream.read(MAX_IMAGE_BYTES + 1)
-        if len(data) > MAX_IMAGE_BYTES:
-            raise DataError(
-                f"standard input exceeds the limit of {MAX_IMAGE_BYTES:,} bytes per image"
-            )
-        yield NamedImage(STANDARD_INPUT, data)
-        return
-    for line in stream:
-        for part in line.rstrip(b"\r\n").split(b"\0"):
-            if part.strip():
-                yield Path(fsdecode(part))

@@ -1,16 +1,20 @@
 """The application: shared state, routes, error handling, the middleware around them, the pages."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
 from importlib import resources
+from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from string import Template
 from typing import Any
 from urllib.parse import quote
 
+from prometheus_client import generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -49,7 +53,6 @@ from vitrail.serving.limits import (
     check_request,
     read_uploads,
     shutting_down,
-    start_record,
 )
 from vitrail.serving.metrics import Metrics, log_event, log_request
 from vitrail.serving.registry import MEDIA_TYPES, Example, ModelRegistry, ServedModel, find_examples
@@ -69,6 +72,8 @@ SECURITY_HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 DEFAULT_POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+PROCESS_ID, REQUEST_NUMBERS = token_hex(4), count(1)
+VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")  # of a client; others are replaced
 HTTP_ERRORS = {404: "not found; see /docs", 405: "method not allowed; see /docs"}
 
 
@@ -247,7 +252,10 @@ class RequestMiddleware:
             return
         state = self.state
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        record = start_record(scope, headers)
+        id = headers.get(b"x-request-id", b"").decode("latin-1")
+        if not VALID_REQUEST_ID.fullmatch(id):
+            id = f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
+        record = scope[RECORD] = RequestRecord(id, scope["method"])
         send = partial(self.send, record, send)
         state.in_flight += 1
         try:
@@ -461,7 +469,7 @@ async def ready(state: AppState, *_: Any) -> schemas.StatusResponse:
 
 @route(partial(ApiRoute, "GET"), "/metrics", "Prometheus metrics", ("text/plain",))
 async def metrics(state: AppState, *_: Any) -> Response:
-    return Response(state.metrics.text(), media_type="text/plain; version=0.0.4")
+    return Response(generate_latest(state.metrics.registry), media_type="text/plain; version=0.0.4")
 
 
 @route(partial(ApiRoute, "GET"), "/models", "List models", schemas.ModelList)

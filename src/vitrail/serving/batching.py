@@ -453,13 +453,6 @@ def predict_batch(
     return [predictions[row] for row in range(len(items))]
 
 
-def extract_batch(
-    predictor: Predictor, images: Tensor, items: Sequence[ImageItem]
-) -> list[FeatureVector]:
-    values = predictor.forward_features(images).numpy()  # (B, D)
-    return [FeatureVector(x.name, row) for x, row in zip(items, values, strict=True)]
-
-
 class SingleWork:
     """A function that runs alone, after its images are decoded."""
 

@@ -126,16 +126,6 @@ class ServerConfig:
             names |= {socket.gethostname(), socket.getfqdn()}
         return frozenset(name.lower() for name in names if name)
 
-    def accepts_host(self, name: str) -> bool:
-        """Whether a request with this Host header is answered.
-
-        With DNS rebinding, a foreign web page resolves its own name to this machine and then
-        counts as same-origin. It cannot know the token, so the check is for servers without one.
-        """
-        if self.token or name in self.host_names:
-            return True
-        return not self.is_loopback and is_ip_address(name)
-
 
 def is_ip_address(host: str) -> bool:
     try:

@@ -10,14 +10,11 @@ files. Nothing in a request is ever used as a file name.
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hmac import compare_digest
-from itertools import count
-from secrets import token_hex
 from typing import NamedTuple
 
 from python_multipart.multipart import parse_options_header
@@ -25,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from vitrail.serving.config import MAX_HEAVY, MAX_MEMORY, ServerConfig
+from vitrail.serving.config import MAX_HEAVY, MAX_MEMORY, ServerConfig, is_ip_address
 
 PUBLIC_PATHS = frozenset(("/", "/docs", "/openapi.json", "/health", "/ready"))  # need no token
 PROBE_PATHS = frozenset(("/health", "/ready", "/metrics"))  # answered until the end
@@ -41,8 +38,6 @@ USAGE = (
 )
 CLIENT_CLOSED_REQUEST = 499  # logged status of a client that disconnected; nothing is sent
 RECORD = "vitrail.record"  # key of the record in a request's scope
-PROCESS_ID, REQUEST_NUMBERS = token_hex(4), count(1)
-VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DRAIN_SECONDS = 2.0  # for a client to see an error while it is still sending
 MAX_UNREAD = 2**18  # bytes of a body that may stay unread without closing the connection
 DEFAULT_THROUGHPUT = 50.0  # images per second, until it is measured
@@ -66,15 +61,6 @@ class RequestRecord:
     reserved_images: int = 0
     reserved_bytes: int = 0
     reserved_heavy: int = 0
-
-
-def start_record(scope: Scope, headers: Mapping[bytes, bytes]) -> RequestRecord:
-    """Attach a record to a request; its ID is the client's if that is plain and short."""
-    id = headers.get(b"x-request-id", b"").decode("latin-1")
-    if not VALID_REQUEST_ID.fullmatch(id):
-        id = f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
-    record = scope[RECORD] = RequestRecord(id, scope["method"])
-    return record
 
 
 # Errors
@@ -157,7 +143,10 @@ def check_request(
     # Without port. A client that sends no Host header is no browser.
     host = headers.get(b"host", b"localhost").decode("latin-1").lower()
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if not config.accepts_host(host):
+    # With DNS rebinding, a foreign page resolves its own name to this machine and counts as
+    # same-origin. It cannot know the token, so the check is for servers without one.
+    known = config.token or host in config.host_names
+    if not known and (config.is_loopback or not is_ip_address(host)):
         text = "Host header not accepted; use localhost, or start with --allow-host NAME"
         raise ApiError(403, text, reason="host")
     if draining and path not in PROBE_PATHS:

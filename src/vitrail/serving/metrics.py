@@ -15,7 +15,6 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
 
 from vitrail.serving.config import LogFormat
@@ -63,10 +62,6 @@ class Metrics:
         ):
             Gauge(name, text, registry=self.registry).set_function(read)
         ProcessCollector(registry=self.registry)
-
-    def text(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
 
 
 def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> None:

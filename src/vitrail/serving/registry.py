@@ -64,7 +64,6 @@ from vitrail.serving.batching import (
     DecodePool,
     FeatureVector,
     ImageWork,
-    extract_batch,
     predict_batch,
 )
 from vitrail.serving.config import ServerConfig
@@ -105,7 +104,14 @@ class ServedModel:
         self.name, self.predictor, self.memory = name, predictor, memory
         self.pool, self.metrics, self.batch_size = pool, metrics, batch_size
         self.predict = ImageWork(self, predict_batch, Prediction)
-        self.features = ImageWork(self, extract_batch, FeatureVector)
+        self.features = ImageWork(
+            self,
+            lambda predictor, images, items: [
+                FeatureVector(item.name, row)
+                for item, row in zip(items, predictor.forward_features(images).numpy(), strict=True)
+            ],
+            FeatureVector,
+        )
 
     @cached_property
     def info(self) -> ModelInfo:
