@@ -123,7 +123,7 @@ def test_what_options_are_made_of_is_free_of_torch():
         assert not [m for m in modules if m.split(".")[0] == "torch"], name
 
 
-def test_files_fit_in_the_head():
+def test_files_are_short():
     lengths = {str(p): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
     assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}
 

@@ -91,7 +91,7 @@ def test_report_of_a_healthy_machine():
         (with_processor(quota=1.5), "may use 2 of the cores", "OMP_NUM_THREADS=2"),
         (with_processor(threads=1), "one thread", "unset OMP_NUM_THREADS"),
         (with_processor(load=11.5), "load average 11.5", "wait for other processes"),
-        (with_disk(free=GIB // 2), "512 MiB free for /data/runs", "give --out"),
+        (with_disk(free=GIB // 2), "512 MiB free for /data/runs", "pass --out"),
         (
             HEALTHY | {"memory": {"total": GIB, "limit": None, "free": GIB // 4}},
             "256 MiB",

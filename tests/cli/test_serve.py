@@ -53,7 +53,7 @@ def test_port_in_use_is_one_line_and_status_2(bundle, capsys):
         (("{}", "--teach-to", "x"), "it needs --allow-teach"),
         (("{}", "--token", "päss"), "printable ASCII"),
         (("{}", "--merge", "1", "--allow-teach"), "omit --merge or --allow-teach"),
-        (("{}", "--port", "0", "--allow-teach"), "give --using"),
+        (("{}", "--port", "0", "--allow-teach"), "pass --using"),
         (("{}", "--port", "0", "--examples", "nowhere"), "Dataset not found: nowhere"),
     ],
 )

@@ -27,6 +27,14 @@ def headings(page) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_commands_are_in_console_blocks():
+    """Only there they are found and run."""
+    for page in pages():
+        kinds = re.findall(r"^```(.*)\n((?:(?!```).*\n)*?)```", page.read_text(), re.MULTILINE)
+        for kind, text in kinds:
+            assert kind == "console" or not re.search(r"^(\$ )?vitrail ", text, re.MULTILINE), page
+
+
 def test_the_index_lists_every_page():
     text = INDEX.read_text(encoding="utf-8")
     assert [

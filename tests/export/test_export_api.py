@@ -213,11 +213,11 @@ def test_drop_beyond_the_limit_is_rejected_with_both_accuracies(trained, tmp_pat
 def test_int8_without_labeled_images_is_rejected(trained, tmp_path):
     preprocessing = trained.metadata.preprocessing
     trained.metadata = Metadata(preprocessing=preprocessing)
-    with pytest.raises(ConfigError, match=r"must be measured; give --data"):
+    with pytest.raises(ConfigError, match=r"must be measured; pass --data"):
         export_model(trained, tmp_path / "model.onnx", int8=True)
     gone = {"data": str(tmp_path / "gone")}
     trained.metadata = Metadata(preprocessing=preprocessing, provenance=gone)
-    with pytest.raises(ConfigError, match=r"training data cannot be opened: .*gone.*; give --data"):
+    with pytest.raises(ConfigError, match=r"training data cannot be opened: .*gone.*; pass --data"):
         export_model(trained, tmp_path / "model.onnx", int8=True)
 
 

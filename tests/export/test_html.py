@@ -377,7 +377,7 @@ def test_unsuitable_options_are_one_line(tmp_path):
     for settings, message in (
         ({"to": "html", "preprocessing": True}, "preprocessing works with --to onnx"),
         ({"to": "onnx", "examples": "images"}, "examples are for --to html"),
-        ({"to": "html", "int8": True}, "give --data"),
+        ({"to": "html", "int8": True}, "pass --data"),
     ):
         suffix = ".html" if settings["to"] == "html" else ".onnx"
         with pytest.raises((ConfigError, CheckpointError), match=message):

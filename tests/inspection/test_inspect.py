@@ -137,7 +137,7 @@ def test_model_without_attention(name, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"layers": [7]}, r"layers=\[7\] asks for 7; there are 2"),
+        ({"layers": [7]}, r"layers=\[7\]: 7 is out of range; there are 2"),
         ({"methods": ["rolout"]}, "unknown method 'rolout'; did you mean 'rollout'"),
         ({"images": 0}, "images=0 must be at least 1"),
         ({"fuse": "max", "score": True}, "score evaluates rollout with its defaults"),

@@ -260,7 +260,7 @@ def test_attention_map_indices_are_validated(tiny):
     (last,) = model.attention_maps(images, layers=[-1], heads=[1])
     *_, every = model.attention_maps(images)
     assert torch.equal(last, every[:, [1]])
-    with pytest.raises(ConfigError, match=r"layers=\[9\] asks for 9; there are 2"):
+    with pytest.raises(ConfigError, match=r"layers=\[9\]: 9 is out of range; there are 2"):
         model.attention_maps(images, layers=[9])
     with pytest.raises(ConfigError, match="heads"):
         model.attention_maps(images, heads=[2])

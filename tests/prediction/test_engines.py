@@ -57,7 +57,7 @@ def test_int8_accuracy_is_measured_before_use(model, data):
 
 
 def test_int8_is_rejected_if_inaccurate_or_not_measured(model, data, monkeypatch):
-    with pytest.raises(ConfigError, match="must be measured; give --data"):
+    with pytest.raises(ConfigError, match="must be measured; pass --data"):
         open_with(model, "onnx-int8")
     assert open_with(model, "onnx-int8", max_drop=1.0).name == "onnx-int8"  # without the guard
     monkeypatch.setattr(

@@ -152,7 +152,7 @@ def test_memory_is_saved_with_l2_and_temperature(model, home):
 def test_memory_that_is_too_large_is_deleted_with_a_note(taught, folders, monkeypatch):
     monkeypatch.setattr(module, "MAX_BYTES", 100)
     result = vitrail.teach(taught, some(folders, "blue"))
-    assert "too many classes to remember" in result.notes[-1]
+    assert "too many classes to store" in result.notes[-1]
     assert not (taught / "probe.safetensors").exists()
 
 

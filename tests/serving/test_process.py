@@ -56,7 +56,7 @@ def test_sigterm_under_load_loses_no_admitted_request(bundle):
 
 def test_idle_server_stops_at_once_and_public_server_warns(bundle):
     with serving(str(bundle), "--host", "0.0.0.0", "--log", "off") as server:
-        assert "anybody who can reach this machine" in server.output.read_text()
+        assert "other machines can use this server" in server.output.read_text()
         assert "accepted Host headers: IP addresses, " in server.output.read_text()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=60) == 0

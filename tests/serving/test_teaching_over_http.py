@@ -216,7 +216,7 @@ def test_taught_model_never_overwrites_another(tmp_path):
 
     with pytest.raises(ConfigError, match="other already holds a model"):
         folder(other)
-    with pytest.raises(ConfigError, match=r"one has no probe\.safetensors.*--teach-to another"):
+    with pytest.raises(ConfigError, match=r"one has no probe\.safetensors.*pass another folder"):
         folder(one)
     values = np.zeros((2, tiny_model().config.num_features), np.float32)
     save_memory(ProbeMemory.of(tiny_model(), values, np.arange(2), ("red", "green")), one)

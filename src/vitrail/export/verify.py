@@ -152,7 +152,7 @@ def measure_int8(
 ) -> Int8Accuracy:
     """Evaluate both on the test split of `data`, or of the training data, or on part of it."""
     metadata = get_metadata(model)
-    hint = "give --data, labeled images that the model was not trained on"
+    hint = "pass --data with labeled images that the model was not trained on"
     recorded = metadata.provenance.get("data")
     if data is not None:
         name = fspath(data) if isinstance(data, str | PathLike) else "the given images"

@@ -364,6 +364,6 @@ def score_maps(
         rows = evenly_spaced(len(dataset), SCORED_IMAGES)
         tensors = [image.tensor for image in load_samples(model, dataset, rows, skipped)]
     if not tensors:
-        raise DataError("score needs images; give some, or a dataset with --data")
+        raise DataError("score needs images; pass some, or a dataset with --data")
     methods = (*methods, *BASELINES)
     return evaluate_faithfulness(model, torch.stack(tensors), methods=methods, progress=progress)

@@ -215,7 +215,7 @@ def resolve_indices(name: str, indices: Sequence[int] | None, count: int) -> lis
         return list(range(count))
     for index in indices:
         if not -count <= index < count:
-            raise ConfigError(f"{name}={list(indices)} asks for {index}; there are {count}")
+            raise ConfigError(f"{name}={list(indices)}: {index} is out of range; there are {count}")
     return [index % count for index in indices]
 
 

@@ -41,7 +41,7 @@ VARIABLES = {
     "NO_COLOR": "no colors in a terminal",
 }
 REMEDIES = {  # of a disk that is full or not writable
-    "runs": "give --out, or work in {}",
+    "runs": "pass --out, or work in {}",
     "features and engines": "set VITRAIL_CACHE to {}",
     "models of the hub": "set HF_HOME to {}",
     "temporary files": "set TMPDIR to {}",
@@ -297,7 +297,7 @@ def measure_speeds(seconds: float = SECONDS, width: int = WIDTH, side: int = SID
 def draw_conclusions(machine: Machine, speeds: Speeds) -> Iterator[str]:
     """Yield what is fast here, and why."""
     for name in machine["accelerators"]:
-        yield f"compute device: {name}, unless --device or --machine.device says otherwise"
+        yield f"compute device: {name}, unless --device or --machine.device is set"
     ratio = speeds["float32"] / speeds["bfloat16"]
     if ratio > SIMILAR_RATIO:
         fastest = f"float32 is fastest here, {ratio:.1f} times as fast as bfloat16"

@@ -47,7 +47,8 @@ MAX_BYTES = 2**28  # as large as a model: a thousand classes of 87 images, at 76
 PER_CLASS = 200  # images of each known class that the memory is built from
 ORIGIN = (*PROVENANCE_KEYS, "from", "source", "format")  # of the old provenance, what stays true
 NOT_REMEMBERED = (
-    "too many classes to remember; to teach more, give --using with their images, and another --out"
+    "too many classes to store their statistics; to teach more, pass --using with their images, "
+    "and another --out"
 )
 
 
@@ -217,7 +218,7 @@ def teach(
     folder, has_own = Path(model if out is None else out), (Path(model) / MEMORY_FILE).is_file()
     if out is None and not has_own:
         raise ConfigError(
-            f"{model} has no {MEMORY_FILE}, and only a bundle with one is changed in place; give a "
+            f"{model} has no {MEMORY_FILE}, and only a bundle with one is changed in place; pass a "
             "folder for the taught model, such as --out taught"
         )
     in_place = has_own and folder.resolve() == Path(model).resolve()
@@ -286,7 +287,7 @@ def recall(
     except DataError as error:
         raise ConfigError(
             f"the model knows {len(metadata.class_names):,} classes, but has no images of them "
-            f"({error}); give --using with a dataset of them, or --only to drop them"
+            f"({error}); pass --using with a dataset of them, or --only to drop them"
         ) from None
     classes = len(train.classes)
     per_class = max(2, min(PER_CLASS, MAX_BYTES // (4 * width * classes)))

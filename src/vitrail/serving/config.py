@@ -84,13 +84,15 @@ class ServerConfig:
                 f"max_pixels={self.max_pixels} exceeds the decoder's limit of {MAX_PIXELS}"
             )
         if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"port={self.port} is out of range; give 1 to 65535, or 0 for any")
+            raise ConfigError(
+                f"port={self.port} is out of range; use 1 to 65535, or 0 for any free port"
+            )
         if self.batch < 0 or self.grace < 0:
             raise ConfigError("batch and grace must be 0 or more")
         if self.watchdog < self.timeout:
             raise ConfigError(
                 f"watchdog={self.watchdog:g} would abandon work that clients still wait for; "
-                f"give at least timeout={self.timeout:g}"
+                f"use at least timeout={self.timeout:g}"
             )
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ConfigError("the token must consist of printable ASCII characters")
@@ -138,7 +140,7 @@ def is_ip_address(host: str) -> bool:
 def parse_models(arguments: tuple[str, ...]) -> dict[str, str]:
     """Map names to references, from arguments such as `runs/a` and `digits=runs/b`."""
     if not arguments:
-        raise ConfigError("no model to serve; give a bundle, a weights file, or hf:owner/name")
+        raise ConfigError("no model to serve; pass a bundle, a weights file, or hf:owner/name")
     references: dict[str, str] = {}
     for argument in arguments:
         name, equals, reference = argument.partition("=")

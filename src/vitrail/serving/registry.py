@@ -291,7 +291,7 @@ def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -
     if contains_model(folder) and not has_memory(folder):
         raise ConfigError(
             f"{folder} has no {MEMORY_FILE}, and only a bundle with one is changed in place; "
-            "give --teach-to another folder"
+            "pass another folder to --teach-to"
         )
     return folder
 
@@ -330,7 +330,7 @@ def teach(
     features = torch.cat([engine.features(normalize(x, preprocessing)) for x in batches])  # (n, D)
     memory = old_memory.with_class(label, features)
     if memory.rows.nbytes > MAX_BYTES:
-        raise ApiError(413, "the model's memory for taught classes is full", reason="size")
+        raise ApiError(413, "the model cannot store more taught classes", reason="size")
     notes, accuracy, predictor = [], None, served.predictor
     if len(memory.classes) < 2:
         notes.append("a classifier needs two classes; teach another one")

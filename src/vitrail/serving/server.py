@@ -52,8 +52,8 @@ def serve(
             if not (config.is_loopback or config.token):
                 names = ", ".join(sorted(config.host_names))
                 print(
-                    "vitrail: anybody who can reach this machine may use the server; "
-                    "set a token with --token\n"
+                    "vitrail: other machines can use this server without a token; "
+                    "set one with --token\n"
                     f"vitrail: accepted Host headers: IP addresses, {names}; "
                     "add others with --allow-host, or set a token",
                     file=sys.stderr,

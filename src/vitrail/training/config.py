@@ -275,7 +275,7 @@ class Settings:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}={value} must be above zero")
         if self.epochs is not None and self.steps is not None:
-            raise ConfigError("epochs and steps both set the length of the run; give one of them")
+            raise ConfigError("epochs and steps both set the length of the run; pass one of them")
         if self.until_accuracy is not None and not 0 < self.until_accuracy <= 1:
             raise ConfigError(
                 f"until_accuracy={self.until_accuracy} must be a fraction, such as 0.9"
