@@ -14,6 +14,8 @@ LESS = {
     "--steps": "2",
     "--batch-size": "4",
     "--seeds": "2",
+    "--images": "4",
+    "--image-size": "32",
     "--port": "0",
     "--error-rate": "0.4",
 }
