@@ -54,7 +54,6 @@ from vitrail.probing.teach import (
     MEMORY_FILE,
     ProbeMemory,
     fit_head,
-    has_memory,
     recall,
     save_memory,
 )
@@ -288,7 +287,7 @@ def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -
     in_place = folder.resolve() == Path(reference).resolve()
     if contains_model(folder) and not in_place:
         raise ConfigError(f"{folder} already holds a model; serve that one, or name another folder")
-    if contains_model(folder) and not has_memory(folder):
+    if contains_model(folder) and not (folder / MEMORY_FILE).is_file():
         raise ConfigError(
             f"{folder} has no {MEMORY_FILE}, and only a bundle with one is changed in place; "
             "pass another folder to --teach-to"
