@@ -41,13 +41,15 @@ def test_flipped_labels_are_found(share):
 
 
 def test_confident_learning_follows_its_definition():
-    p = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3], [0.45, 0.55]])
-    labels = np.array([0, 0, 1, 1, 0])
-    # mean self-confidence: class 0 is 0.65, class 1 is 0.55
+    p = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3], [0.45, 0.55], [0.55, 0.45]])
+    labels = np.array([0, 0, 1, 1, 0, 1])
+    # Mean self-confidence: 0.65 for class 0, 0.52 for class 1. Images 0 and 3 count for class 0,
+    # images 2 and 4 for class 1: half of each label is wrong, 1.5 + 1.5 images.
     suspects, suggested, margins = confident_learning(p, labels)
-    assert suspects.tolist() == [3, 4]  # 0.7 >= 0.65 for class 0, 0.55 >= 0.55 for class 1
-    assert suggested[[3, 4]].tolist() == [0, 1]
-    np.testing.assert_allclose(margins[[3, 4]], [-0.4, -0.1])
+    assert suspects.tolist() == [3, 4, 5]
+    assert suggested[suspects].tolist() == [0, 1, 0]
+    np.testing.assert_allclose(margins[suspects], np.log([3 / 7, 45 / 55, 45 / 55]))
+    assert not len(confident_learning(p, p.argmax(axis=1))[0])
 
 
 def test_outliers_are_far_from_their_neighbors():

@@ -27,6 +27,7 @@ MODEL = {
     "parameters": 1_234_567,
     "engine": "torch",
     "multi_label": False,
+    "conformal": None,
     "methods": ["relevance", "gradient rollout", "rollout", "last layer"],
     "layers": LAYERS,
     "heads": HEADS,
@@ -82,6 +83,7 @@ class Stub(ThreadingHTTPServer):
         self.received = []  # method, path, query, content type, body
         self.model, self.models = dict(MODEL), ["sky"]
         self.probabilities, self.labels = dict(CONFIDENT), ["sun"]
+        self.prediction_set, self.warning = [], ""
         self.errors = {}  # path -> (status, text) of the first responses
         self.token, self.delay = "", 0.0
 
@@ -125,7 +127,9 @@ class Handler(BaseHTTPRequestHandler):
             case "/predict":
                 guesses = [{"label": x, "probability": p} for x, p in stub.probabilities.items()]
                 answer = {"name": "", "label": "", "labels": stub.labels, "error": ""}
+                answer["prediction_set"] = stub.prediction_set
                 header = {"model": name, "engine": "torch", "seconds": 0.012}
+                header["warning"] = stub.warning
                 return self.send(200, header | {"answers": [answer | {"guesses": guesses}]})
             case "/attention":
                 return self.send(200, attention())

@@ -4,7 +4,9 @@ import json
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from serving_helpers import (
@@ -22,6 +24,7 @@ from starlette.testclient import TestClient
 
 import vitrail
 from vitrail.errors import ConfigError
+from vitrail.evaluation.conformal import Conformal, head_digest
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
 from vitrail.serving.config import ServerConfig
@@ -115,7 +118,29 @@ def test_model_info_discloses_nothing_about_the_machine(client):
     assert (response["layers"], response["heads"], response["teach"]) == (1, 2, False)
     assert "relevance" in response["methods"]
     assert response["limits"] == {"bytes": 50_000, "pictures": 6, "pixels": 2000, "seconds": 30.0}
+    assert response["conformal"] is None
     assert "provenance" not in response
+
+
+def test_calibrated_model_returns_sets_and_warns_of_drift():
+    model = tiny_model()
+    conformal = Conformal(
+        method="lac",
+        error_rate=0.1,
+        samples=1000,
+        thresholds=(1.0,),
+        edges=tuple(np.linspace(0.4, 0.9, 9)),
+        shares=(0.1,) * 10,
+        head=head_digest(model),
+    )
+    model.metadata = replace(model.metadata, conformal=conformal.to_dict())
+    with make_state({"tiny": model}) as state, TestClient(make_app(state)) as client:
+        assert client.get("/model").json()["conformal"] == {"method": "lac", "error_rate": 0.1}
+        first = client.post("/predict", files=files(*[encoded_image()] * 30)).json()
+        assert sorted(first["answers"][0]["prediction_set"]) == sorted(CLASSES)
+        assert first["warning"] == ""
+        later = client.post("/predict", files=files(*[encoded_image()] * 30)).json()
+        assert later["warning"].startswith("the confidences of 60 images differ from")
 
 
 def test_explain_returns_png_and_attention_json(client):

@@ -110,6 +110,17 @@ def test_uncertainty_is_shown(page, stub, probabilities, labels, headline, sente
     assert sentence in shown[1]
 
 
+def test_calibrated_model_shows_its_prediction_set_and_drift(page, stub):
+    stub.model["conformal"] = {"method": "lac", "error_rate": 0.05}
+    stub.probabilities = {"sun": 0.7, "moon": 0.25, "star": 0.05}
+    stub.prediction_set, stub.warning = ["sun", "moon"], "the confidences differ"
+    page.reload()
+    give(page)
+    assert "Prediction set: sun and moon (error rate 5.0 %)." in result(page)[1]
+    until_text(page, "drift", "^Warning: the confidences differ\\.$")
+    assert stub.requests("/predict")[-1][2] == {"top": "5"}  # its own threshold
+
+
 def test_multi_label_shows_all_labels(page, stub):
     stub.model = MODEL | {"multi_label": True}
     stub.probabilities = {"sun": 0.9, "moon": 0.7, "star": 0.1}

@@ -16,7 +16,7 @@ from vitrail.errors import DataError
 from vitrail.evaluation.conformal import binomial_cdf
 from vitrail.evaluation.results import Estimate, EvaluationResult, to_json
 
-LEVEL = 0.05  # of the tests
+LEVEL = 0.01  # of the verdict; at 0.05, two seeds of a run would often differ (docs/reliability.md)
 
 
 class ClassChange(NamedTuple):
@@ -58,7 +58,7 @@ class Comparison:
         )
         if self.p_value < LEVEL:
             return f"B is {'more' if value > 0 else 'less'} accurate: {numbers}"
-        return f"no significant difference: {numbers}"
+        return f"no significant difference (1 % level): {numbers}"
 
     def to_dict(self) -> dict[str, Any]:
         flips = {

@@ -1,11 +1,12 @@
 """Probable label errors and outliers of a dataset, from features: `vitrail check --labels`.
 
 Every image is scored by a closed-form probe that was fitted without it (ridge.py). Confident
-learning (Northcutt et al. 2021, arXiv:1911.00068): the image is suspicious if another class is the
-most probable of those whose probability is at least the mean over the images with that label. The
-probe is then fitted again without the suspicious images, so that they cannot vouch for each other,
-and all images are scored again. Suspects are ranked by margin: the probability of the label minus
-that of the most probable other class.
+learning (Northcutt et al. 2021, arXiv:1911.00068) estimates how many labels are wrong: an image
+counts for the most probable of the classes whose probability is at least the mean over the images
+with that label, and the share that counts for another class is extrapolated to all images of a
+label. As many images are suspects, by rising margin: the logit of the label minus that of the best
+other class. Before, the probe is fitted again without the images that count for another class, so
+that they cannot vouch for each other.
 
 Shapes: N images, D features, K classes.
 """
@@ -29,7 +30,7 @@ from vitrail.evaluation.calibration import probabilities
 from vitrail.probing import ridge
 from vitrail.probing.features import features_of, pixels_of
 
-ROUNDS = 2  # fits: on all images, then without the suspects of the first
+ROUNDS = 2  # fits: on all images, then without those that count for another class
 NEIGHBORS = 10
 OUTLIER_Z = 6.0  # robust standard deviations below the median similarity to the neighbors
 CHUNK = 1024  # images whose similarities to all others are held at a time
@@ -102,28 +103,38 @@ def out_of_fold(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndar
         scores = path.probes[path.best].scores(values)
         scores[torch.from_numpy(kept)] = path.held_out
         p = probabilities(path.scale * scores.numpy(), "softmax")
-        suspects = confident_learning(p, labels)[0]
-        kept = np.ones(len(labels), bool)
-        kept[suspects] = False
+        counted = confident_classes(p, labels)
+        kept = (counted < 0) | (counted == labels)
         counts = np.bincount(labels[kept], minlength=classes)
         if (counts[np.unique(labels)] < 2).any():  # too few images are left of a class
             break
     return p
 
 
+def confident_classes(p: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the class that each image counts for, -1 if none. (N,)"""
+    counts = np.bincount(labels, minlength=p.shape[1])
+    means = [p[labels == k, k].mean() if n else 2.0 for k, n in enumerate(counts)]
+    confident = np.where(p >= np.array(means), p, -1.0)
+    return np.where(confident.max(axis=1) >= 0, confident.argmax(axis=1), -1)
+
+
 def confident_learning(
     p: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return suspects by rising margin, and the suggested class and margin of each image (N,)."""
-    present = np.bincount(labels, minlength=p.shape[1]) > 0
-    means = [p[labels == k, k].mean() if present[k] else 2.0 for k in range(p.shape[1])]
-    confident = np.where(p >= np.array(means), p, -1.0)
-    likely = np.where(confident.max(axis=1) >= 0, confident.argmax(axis=1), labels)
-    others = p.copy()
-    np.put_along_axis(others, labels[:, None], -1.0, axis=1)
-    margins = p[np.arange(len(labels)), labels] - others.max(axis=1)
-    suspects = np.flatnonzero(likely != labels)
-    return suspects[np.argsort(margins[suspects], kind="stable")], others.argmax(axis=1), margins
+    counted = confident_classes(p, labels)
+    every, confident, agreeing = (
+        np.bincount(labels[rows], minlength=p.shape[1])
+        for rows in (slice(None), counted >= 0, counted == labels)
+    )
+    wrong = round(float((every * (confident - agreeing) / np.maximum(confident, 1)).sum()))
+    others = np.log(np.maximum(p, 1e-12))
+    margins = others[np.arange(len(labels)), labels]
+    np.put_along_axis(others, labels[:, None], -np.inf, axis=1)
+    margins = margins - others.max(axis=1)
+    suspects = np.argsort(margins, kind="stable")[:wrong]
+    return suspects[margins[suspects] < 0], others.argmax(axis=1), margins
 
 
 def neighbor_similarity(values: np.ndarray) -> np.ndarray:

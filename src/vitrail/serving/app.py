@@ -342,6 +342,7 @@ async def predict(state: AppState, request: Request, query: schemas.PredictQuery
         raise ApiError(422, "the model has no classes; use /features, or teach it some")
     options = (query.top, query.threshold)
     predictions, header = await run_on_images(state, request, served, served.predict, *options)
+    header["warning"] = served.check_drift(predictions)
     make = partial(schemas.PredictResponse, **header, answers=predictions)
     return await json_response(make, len(predictions) * min(query.top, classes))
 

@@ -70,6 +70,7 @@ from vitrail.serving.limits import ApiError, Upload
 from vitrail.serving.metrics import Metrics
 from vitrail.serving.schemas import (
     AttentionResponse,
+    ConformalInfo,
     ImageStatus,
     LimitsInfo,
     ModelInfo,
@@ -80,6 +81,7 @@ MAX_LISTED_CLASSES = 20  # in an error message
 View = tuple[Tensor, list[float]]  # the model's input (C, H, W), and its box within the image
 FEATURE_BATCH_SIZE = 16
 HEAD_REPLACED = "the first taught class replaces the trained head by a linear probe"
+DRIFT_IMAGES = 500  # the latest ones, whose confidences are compared with the calibration's
 MAX_EXAMPLES = 12
 MAX_EXAMPLE_BYTES = 2**18  # of an image that is sent unchanged
 EXAMPLE_SIDE = 1024  # pixels; larger images are resized
@@ -102,6 +104,7 @@ class ServedModel:
     ) -> None:
         self.name, self.predictor, self.memory = name, predictor, memory
         self.pool, self.metrics, self.batch_size = pool, metrics, batch_size
+        self.confidences = deque[float](maxlen=DRIFT_IMAGES)  # of the latest predictions
         self.predict = ImageWork(self, predict_batch, Prediction)
         self.features = ImageWork(
             self,
@@ -126,6 +129,8 @@ class ServedModel:
             parameters=None if model is None else sum(p.numel() for p in model.parameters()),
             engine=self.predictor.engine.name,
             multi_label=self.predictor.metadata.multi_label,
+            conformal=self.predictor.conformal
+            and ConformalInfo.model_validate(self.predictor.conformal),
             methods=list(methods_of(model)),
             layers=vit.config.depth if vit else 0,
             heads=vit.config.heads if vit else 0,
@@ -137,6 +142,13 @@ class ServedModel:
                 seconds=config.timeout,
             ),
         )
+
+    def check_drift(self, predictions: Sequence[Prediction]) -> str:
+        """Return a warning if the latest images are unlike those of the calibration."""
+        if (conformal := self.predictor.conformal) is None:
+            return ""
+        self.confidences.extend(p.probability for p in predictions if not p.error)
+        return conformal.drift(self.confidences)
 
 
 class ModelRegistry:

@@ -68,6 +68,9 @@ class ResultHeader(BaseModel):
 
 
 class PredictResponse(ResultHeader):
+    """`warning` is set if recent images are unlike those that the model was calibrated with."""
+
+    warning: str
     answers: list[PredictionItem]
 
 
@@ -121,6 +124,13 @@ class LimitsInfo(BaseModel):
     seconds: float
 
 
+class ConformalInfo(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    method: str
+    error_rate: float
+
+
 class ModelInfo(BaseModel):
     name: str
     architecture: str
@@ -130,6 +140,7 @@ class ModelInfo(BaseModel):
     parameters: int | None  # null for an .onnx file
     engine: str
     multi_label: bool
+    conformal: ConformalInfo | None  # of a calibrated model
     methods: list[str]
     layers: int
     heads: int

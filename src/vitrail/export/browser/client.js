@@ -133,8 +133,7 @@ const ANSWERS = {
       throw new UserError("The image cannot be read: " + error.message, true);
     }
     const answer = { guesses: guesses.slice(0, top), labels: labelsOf(guesses, threshold) };
-    if (about.conformal)
-      Object.assign(answer, { set: conformalSet(guesses), error_rate: about.conformal.error_rate });
+    if (about.conformal) answer.prediction_set = conformalSet(guesses);
     return { answers: [answer], seconds: (performance.now() - start) / 1000, engine: "WebAssembly" };
   },
   attention: (_, blob) => run("attention", { blob, key: keyOf(blob) }),

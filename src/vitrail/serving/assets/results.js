@@ -110,7 +110,7 @@ function showAnswer(upload) {
   find("again").hidden = upload?.state !== "failed" || upload.final;
   find("guesses").hidden = !answered;
   find("looking").hidden = !answered || !hasMaps();
-  find("facts").textContent = "";
+  find("facts").textContent = find("drift").textContent = "";
   if (!upload) return;
   if (upload.state === "failed") return setStatus("Request failed", upload.message);
   if (!answered) return setStatus("Classifying …", upload.message);
@@ -119,11 +119,13 @@ function showAnswer(upload) {
   showGuesses(upload);
   const facts = [duration(upload.seconds), "engine " + upload.engine, upload.note];
   find("facts").textContent = facts.filter(Boolean).join(" · ");
+  find("drift").textContent = upload.warning ? "Warning: " + upload.warning + "." : "";
 }
 
-function predictionSet({ set, error_rate: rate }) {
+function predictionSet({ prediction_set: set }) {
   // Of a calibrated model.
-  return set?.length > 1 ? " Prediction set: " + joinNames(set) + " (error rate " + percent(rate) + ")." : "";
+  const rate = app.about?.conformal?.error_rate;
+  return rate && set?.length > 1 ? " Prediction set: " + joinNames(set) + " (error rate " + percent(rate) + ")." : "";
 }
 
 function labeled({ truth, answer }) {

@@ -21,13 +21,14 @@ async function predict(upload) {
     await modelLoaded;
     await limitRequests(async () => {
       if (!upload.blob) await prepare(upload);
-      const query = app.about?.multi_label ? { top: TOP_OF_MANY } : { top: TOP, threshold: THRESHOLD };
+      const query = app.about?.multi_label ? { top: TOP_OF_MANY } : { top: TOP };
+      if (!app.about?.multi_label && !app.about?.conformal) query.threshold = THRESHOLD;
       const response = await requestJson("predict", { query, body: upload.blob, onDelay });
       if (round !== app.round) return; // another model was chosen meanwhile
       const [answer] = response.answers;
       if (answer.error) throw new UserError("The image cannot be read: " + answer.error, true);
       Object.assign(upload, { state: "answered", answer, seconds: response.seconds,
-        engine: response.engine, message: "" });
+        engine: response.engine, warning: response.warning, message: "" });
     });
   } catch (error) {
     if (round !== app.round) return;
