@@ -219,7 +219,7 @@ def exported(tmp_path_factory):
         method="raps",
         error_rate=0.1,
         samples=50,
-        thresholds=(0.7, 1.052, 1.2),
+        thresholds=(0.7, 1.052, 1.21),
         abstain=(0.6,),
         edges=(0.5,),
         shares=(0.5, 0.5),
@@ -271,6 +271,7 @@ def test_page_predicts_what_the_predictor_predicts(page, exported):
     give(page, "#files", images[0])
     until_text(page, "facts", "engine WebAssembly")
     assert page.locator("#guesses .name").first.text_content() == predictions[0].guesses[0].label
+    assert "(error rate 10 %)" in page.locator("#sentence").text_content()
 
 
 @pytest.mark.slow

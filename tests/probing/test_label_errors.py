@@ -11,9 +11,8 @@ from vitrail.errors import DataError
 from vitrail.probing.label_errors import (
     apply_review,
     check_labels,
+    class_distances,
     confident_learning,
-    find_outliers,
-    neighbor_similarity,
     out_of_fold,
 )
 
@@ -52,11 +51,11 @@ def test_confident_learning_follows_its_definition():
     assert not len(confident_learning(p, p.argmax(axis=1))[0])
 
 
-def test_outliers_are_far_from_their_neighbors():
+def test_outliers_are_far_from_their_class_even_if_several_are_alike():
     rng = np.random.default_rng(0)
-    values, _ = clusters(rng)
-    values[7] = 8 * rng.normal(size=16)
-    assert find_outliers(neighbor_similarity(values)).tolist()[:1] == [7]
+    values, labels = clusters(rng)
+    values[:7] = 3 * rng.normal(size=16) + 0.1 * rng.normal(size=(7, 16))
+    assert set(np.argsort(class_distances(values, labels))[-7:]) == set(range(7))
 
 
 @pytest.fixture

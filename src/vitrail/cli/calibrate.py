@@ -149,6 +149,6 @@ def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> 
     yield ""
     yield from paragraph(
         "Assumption: new images are drawn from the same distribution as these (exchangeability). "
-        "predict warns if the confidences change.",
+        "predict and serve warn if the confidences change.",
         0,
     )

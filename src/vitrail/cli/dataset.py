@@ -124,9 +124,7 @@ def label_report(labels: "LabelCheck") -> Iterator[str]:
         yield f"  and {len(labels.errors) - MAX_SUSPECTS:,} more; --json or --out lists all"
     if labels.outliers:
         names = comma_list([row["name"] for row in labels.outliers])
-        yield from paragraph(
-            f"Outliers, unlike all other images ({len(labels.outliers):,}): {names}"
-        )
+        yield from paragraph(f"Most unusual images ({len(labels.outliers):,}): {names}")
 
 
 def report(result: "DatasetReport") -> Iterator[str]:

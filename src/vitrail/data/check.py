@@ -42,7 +42,7 @@ NEAR_CONTRAST = 0.05  # fraction of the contrast by which thumbnails may differ 
 MIN_STEP = 3  # gray levels: less between neighbors is noise
 MIN_CONTRAST = 2.0  # gray levels, below which an image is blank
 MAX_COMPARISONS = 2**18  # at once: bounds the memory
-NO_PROBLEMS = "No problems found."
+NO_PROBLEMS = "No problems found in files, duplicates and class sizes."
 ARRAY_MODES = {(): "L", (1,): "L", (3,): "RGB"}  # by the shape after rows and columns
 IMAGE_STATS = np.dtype(
     [

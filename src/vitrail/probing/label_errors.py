@@ -31,19 +31,17 @@ from vitrail.probing import ridge
 from vitrail.probing.features import features_of, pixels_of
 
 ROUNDS = 2  # fits: on all images, then without those that count for another class
-NEIGHBORS = 10
-OUTLIER_Z = 6.0  # robust standard deviations below the median similarity to the neighbors
-CHUNK = 1024  # images whose similarities to all others are held at a time
+OUTLIERS = 0.02  # of the images are listed as the most unusual ones
 COLUMNS = ("name", "split", "index", "label", "suggested", "margin", "action")
 ACTIONS = ("keep", "fix", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelCheck:
-    """Images whose label or content is suspicious, most suspicious first."""
+    """Images whose label is suspicious, and the most unusual ones; most suspicious first."""
 
     errors: list[dict[str, Any]]  # name, split, index, label, suggested, margin
-    outliers: list[dict[str, Any]]  # name, split, index, label, similarity
+    outliers: list[dict[str, Any]]  # name, split, index, label, distance
     accuracy: float  # of the probe on left-out images: how far the suggestions can be trusted
     images: int
     features: str  # what the probe saw
@@ -76,15 +74,14 @@ def check_labels(
     ]
     p = out_of_fold(values, labels, len(classes))
     suspects, suggested, margins = confident_learning(p, labels)
-    similarity = neighbor_similarity(values)
+    distances = class_distances(values, labels)
+    unusual = np.argsort(-distances, kind="stable")[: round(OUTLIERS * len(distances))]
     return LabelCheck(
         errors=[
             rows[i] | {"suggested": classes[suggested[i]], "margin": float(margins[i])}
             for i in suspects
         ],
-        outliers=[
-            rows[i] | {"similarity": float(similarity[i])} for i in find_outliers(similarity)
-        ],
+        outliers=[rows[i] | {"distance": float(distances[i])} for i in unusual],
         accuracy=float((p.argmax(axis=1) == labels).mean()),
         images=len(labels),
         features=model or "32 x 32 pixels",
@@ -137,24 +134,13 @@ def confident_learning(
     return suspects[margins[suspects] < 0], others.argmax(axis=1), margins
 
 
-def neighbor_similarity(values: np.ndarray) -> np.ndarray:
-    """Return the mean cosine similarity of each row to its nearest others, centered. (N,)"""
-    centered = torch.from_numpy(values - values.mean(axis=0)).float()
-    unit = torch.nn.functional.normalize(centered)
-    count = min(NEIGHBORS, len(unit) - 1)
-    nearest = [
-        (unit[start : start + CHUNK] @ unit.T).topk(count + 1).values[:, 1:].mean(1)
-        for start in range(0, len(unit), CHUNK)
-    ]
-    return torch.cat(nearest).numpy()
-
-
-def find_outliers(similarity: np.ndarray) -> np.ndarray:
-    """Return the rows that are far less similar to their neighbors than usual, worst first."""
-    median = np.median(similarity)
-    spread = 1.4826 * np.median(np.abs(similarity - median)) + 1e-9
-    order = np.argsort(similarity, kind="stable")
-    return order[(median - similarity[order]) / spread > OUTLIER_Z]
+def class_distances(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the distance of each row from the mean of its class. (N,)"""
+    distances = np.empty(len(values))
+    for k in np.unique(labels):
+        rows = labels == k
+        distances[rows] = np.linalg.norm(values[rows] - values[rows].mean(axis=0), axis=1)
+    return distances
 
 
 def write_review(errors: list[dict[str, Any]], path: Path) -> None:

@@ -481,7 +481,7 @@ def write_comparison(
         tiles=[
             tile("A: accuracy", percent(result.accuracy[0]), [about["a"]]),
             tile("B: accuracy", percent(result.accuracy[1]), [about["b"]]),
-            tile("difference", f"{value:+.1f} points", interval, first=True),
+            tile("difference in points", f"{value:+.1f}", interval, first=True),
             tile("McNemar p", f"{result.p_value:.2g}", [f"n={result.samples:,}"]),
         ],
         summary=[result.verdict[:1].upper() + result.verdict[1:] + ".", *about["notes"]],
