@@ -16,17 +16,18 @@ import pytest
 import torch
 from exportable import CONFIGS
 from PIL import Image
+from safetensors.torch import load_file
 
-from browser_tab import CHROMIUM, NEEDS_CHROMIUM, Tab, started, until_text
+from browser_tab import CHROMIUM, NEEDS_CHROMIUM, Tab, started, until, until_text
 from tiny_models import awake
-from vitrail import Predictor, export_model
+from vitrail import Predictor, export_model, load, save, teach
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.decode import decode
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.evaluation.conformal import Conformal, head_digest
-from vitrail.export.html import build_page, describe_memory
+from vitrail.export.html import build_page
 from vitrail.export.kernel_program import BASE as FIRST_ADDRESS
 from vitrail.export.kernel_program import compile_model
 from vitrail.export.session import open_session
@@ -192,10 +193,8 @@ def test_ridge_head_equals_pythons(count, classes, scripts):
     rows = (rng.normal(size=(count, 16)) + labels[:, None] * rng.normal(size=16)).astype(np.float32)
     model, memory = memory_of(rows, labels, classes)
     taught, chosen, accuracy = fit_head(model, memory)
-    plain = describe_memory(memory) | {
-        "rows": rows.astype(float).tolist(),
-        "sums": memory.sums.tolist(),
-    }
+    tensors = {key: getattr(memory, key).tolist() for key in ("counts", "owners", "rows", "sums")}
+    plain = tensors | {"width": 16, "l2": memory.l2, "temperature": memory.temperature}
     fitted = scripts.evaluate(
         """(memory) => { const { memory: chosen, head, accuracy } = fitHead(memory);
           return [chosen.l2, chosen.temperature, accuracy, head.weight.map((row) => [...row]),
@@ -219,7 +218,7 @@ def exported(tmp_path_factory):
         method="raps",
         error_rate=0.1,
         samples=50,
-        thresholds=(0.7, 1.052, 1.21),
+        thresholds=(0.7, 1.052, 1.21),  # all three sum to 1.2, give or take rounding
         abstain=(0.6,),
         edges=(0.5,),
         shares=(0.5, 0.5),
@@ -275,6 +274,27 @@ def test_page_predicts_what_the_predictor_predicts(page, exported):
 
 
 @pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_photos_and_pasted_images_are_classified(page):
+    page.locator("#photograph").click()
+    until(page, "document.querySelector('video').videoWidth > 0")
+    page.get_by_text("Take the photo").click()
+    until_text(page, "facts", "engine WebAssembly")
+    assert page.evaluate("document.querySelector('video').srcObject.active") is False
+    page.evaluate(
+        """(data) => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([bytes(data)], "pasted.png", { type: "image/png" }));
+          document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: transfer }));
+        }""",
+        text_of(encoded(photo(20, 30))),
+    )
+    until(page, "document.querySelectorAll('#strip button').length === 2")
+    until_text(page, "facts", "engine WebAssembly")
+    assert page.locator("#picture").get_attribute("alt") == "pasted.png"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["class token", "mean", "map"])
 def test_attention_equals_the_servers(kind, browser, tmp_path):
     from vitrail.serving.registry import attention
@@ -304,7 +324,7 @@ def test_attention_equals_the_servers(kind, browser, tmp_path):
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-def test_taught_classes_are_in_the_downloaded_page(page, browser, tmp_path):
+def test_taught_classes_are_in_the_downloaded_page_and_head(page, exported, browser, tmp_path):
     images = {
         name: [encoded(photo(20, 20, seed=s + i)) for i in range(3)]
         for name, s in (("red", 0), ("blue", 50), ("=cmd", 90))
@@ -318,19 +338,38 @@ def test_taught_classes_are_in_the_downloaded_page(page, browser, tmp_path):
     script = """async (data) => (await vitrail.classify(new Blob([bytes(data)])))"""
     before = page.evaluate(script, text_of(images["blue"][0]))
     assert {guess["label"] for guess in before} == set(images)
-    with page.expect_download() as download:
-        page.locator("#keep").click()
-    copy = tmp_path / "taught.html"
-    copy.write_bytes(Path(download.value.path()).read_bytes())
-    with Tab(browser, offline=True).at(copy.as_uri(), "") as other:
-        until_text(other, "headline", "^3 classes$")
-        other.evaluate(f"window.bytes = {BYTES}")
-        assert other.evaluate(script, text_of(images["blue"][0])) == before
-        other.locator("#teach summary").click()  # and another class there
-        other.locator("#lesson").fill("green")
-        give(other, "#lessons", *images["red"])
-        other.locator("#teach form button").click()
-        until_text(other, "headline", "^4 classes$")
+    for button, name in (("this page", "taught.html"), ("the head", "probe.safetensors")):
+        with page.expect_download() as download:
+            page.get_by_text(f"Download {button}").click()
+        assert download.value.suggested_filename == name
+        download.value.save_as(tmp_path / name)
+    save(exported[0], tmp_path / "bundle")
+    probe = tmp_path / "probe.safetensors"
+    result = teach(tmp_path / "bundle", {}, tmp_path / "again", using=probe)
+    assert result.classes == tuple(images)
+    head, shown = load(result.folder).head, load_file(probe)
+    for key in ("weight", "bias"):
+        expected = getattr(head, key).detach()
+        assert (shown[key] - expected).abs().max() < 1e-6 * expected.abs().max()
+    other_weights = model_with_classes()
+    other_weights.metadata = exported[0].metadata
+    save(other_weights, tmp_path / "other")
+    with pytest.raises(CheckpointError, match="features of other weights"):
+        teach(tmp_path / "other", {}, tmp_path / "none", using=probe)
+    export_model(result.folder, tmp_path / "again.html", to="html")
+    for name, tolerance in (("taught", 0), ("again", 5e-3)):
+        with Tab(browser, offline=True).at((tmp_path / f"{name}.html").as_uri(), "") as other:
+            until_text(other, "headline", "^3 classes$")
+            other.evaluate(f"window.bytes = {BYTES}")
+            after = other.evaluate(script, text_of(images["blue"][0]))
+            assert [guess["label"] for guess in after] == [guess["label"] for guess in before]
+            for a, b in zip(after, before, strict=True):
+                assert a["probability"] == pytest.approx(b["probability"], abs=tolerance)
+            other.locator("#teach summary").click()  # and another class there
+            other.locator("#lesson").fill("green")
+            give(other, "#lessons", *images["red"])
+            other.locator("#teach form button").click()
+            until_text(other, "headline", "^4 classes$")
 
 
 @pytest.mark.slow
@@ -377,7 +416,7 @@ def test_unsuitable_options_are_one_line(tmp_path):
     model = model_with_classes()
     for settings, message in (
         ({"to": "html", "preprocessing": True}, "preprocessing works with --to onnx"),
-        ({"to": "onnx", "examples": "images"}, "examples are for --to html"),
+        ({"to": "onnx", "examples": "images"}, "examples works with --to html"),
         ({"to": "html", "int8": True}, "pass --data"),
     ):
         suffix = ".html" if settings["to"] == "html" else ".onnx"

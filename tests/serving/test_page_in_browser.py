@@ -318,6 +318,7 @@ def test_a_class_can_be_taught(page, stub):
     give(page, encoded_image(), encoded_image(), to="#lessons")
     page.locator("#teach button").click()
     until_text(page, "learned", r"^Added “comet”. \(run by torch now\)$")
+    result(page)
     (_, _, query, kind, body) = stub.requests("/teach")[-1]
     assert query == {"name": "comet"}
     assert kind.startswith("multipart/form-data")

@@ -38,7 +38,7 @@ from vitrail.export.verify import (
 )
 from vitrail.models.config import VitConfig
 from vitrail.models.vit import Model
-from vitrail.probing.teach import ProbeMemory, load_memory
+from vitrail.probing.teach import MEMORY_FILE, features_digest, load_memory
 
 HALF_TOLERANCE = 5e-2  # of the largest output, for weights in float16; usually below 2e-3
 MAX_EXAMPLES = 8
@@ -58,9 +58,6 @@ REPLACED = {
     '<a href="docs">API documentation</a>': "<span>made with vitrail</span>",
     " The API does not: <code>POST /predict</code>.": "",
 }
-ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16"
-rx="3" fill="#1a1614"/><path d="M2 2h5v5H2z" fill="#b0183c"/><path d="M9 2h5v5H9z" fill="#de9618"/>
-<path d="M2 9h5v5H2z" fill="#1c4ea8"/><path d="M9 9h5v5H9z" fill="#0c7854"/></svg>"""
 
 
 def build_page(
@@ -78,7 +75,9 @@ def build_page(
 
     `folder` is the model's bundle, which may have a memory of taught classes.
     """
-    memory = None if folder is None else load_memory(folder, model)
+    taught = b""
+    if folder is not None and load_memory(folder, model) is not None:
+        taught = (folder / MEMORY_FILE).read_bytes()
     program = compile_model(model, int8=int8)
     session = open_session(program.onnx)
 
@@ -102,7 +101,7 @@ def build_page(
         "examples": read_examples(examples) if examples else [],
         "check": torch.cat([x.flatten() for x in outputs.values()]).tolist(),
     }
-    return render(about, program.weights, memory, title), difference, cost
+    return render(about, program.weights, taught, title), difference, cost
 
 
 def check_input(shape: list[int]) -> np.ndarray:
@@ -141,6 +140,7 @@ def describe_page(model: Model, program: KernelProgram, name: str) -> dict[str, 
         "methods": ["rollout"] if view else [],
         "view": view,
         "teach": not metadata.multi_label,
+        "backbone": features_digest(model),
         "limits": {"bytes": 2**40},
         "program": {
             "calls": program.calls,
@@ -167,21 +167,7 @@ def read_examples(reference: str) -> list[dict[str, str]]:
     ]
 
 
-def describe_memory(memory: ProbeMemory) -> dict[str, Any]:
-    """Return a memory with the keys of browser/ridge.js; arrays are base64."""
-    return {
-        "classes": list(memory.classes),
-        "counts": memory.counts.tolist(),
-        "owners": memory.owners.tolist(),
-        "width": memory.rows.shape[1],
-        "rows": to_base64(memory.rows.float().numpy().tobytes()),
-        "sums": to_base64(memory.sums.double().numpy().tobytes()),
-        "l2": memory.l2,
-        "temperature": memory.temperature,
-    }
-
-
-def render(about: dict[str, Any], weights: bytes, memory: ProbeMemory | None, title: str) -> str:
+def render(about: dict[str, Any], weights: bytes, taught: bytes, title: str) -> str:
     """Return the HTML of the page."""
     package = resources.files("vitrail")
 
@@ -190,10 +176,9 @@ def render(about: dict[str, Any], weights: bytes, memory: ProbeMemory | None, ti
 
     style, script = join(*STYLES), join(*SCRIPTS)
     kernels = (package / "export/browser/kernels.wasm").read_bytes()
-    taught = {"memory": None if memory is None else describe_memory(memory), "head": None}
     data = {  # id: type, content
         "model": ("application/json", to_json(about)),
-        "taught": ("application/json", to_json(taught)),
+        "taught": ("text/plain", to_base64(taught)),
         "worker": ("text/plain", join(*(f"export/browser/{name}.js" for name in WORKER))),
         "kernels": ("text/plain", to_base64(kernels)),
         "weights": ("text/plain", to_base64(gzip.compress(weights, 6, mtime=0))),
@@ -212,7 +197,7 @@ def render(about: dict[str, Any], weights: bytes, memory: ProbeMemory | None, ti
         '<meta charset="utf-8">',
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
     )
-    icon = f"data:image/svg+xml,{quote(ICON)}"
+    icon = f"data:image/svg+xml,{quote(join('serving/assets/icon.svg'))}"
     page = Template(
         page.replace('<script type="module">', '$data<script type="module">')
     ).substitute(

@@ -43,6 +43,7 @@ from vitrail.probing.fewshot import draw
 from vitrail.probing.ridge import DEFAULT_L2, L2_GRID, fit_moments, fit_path
 
 MEMORY_FILE = "probe.safetensors"
+TENSORS = ("counts", "sums", "rows", "owners")
 MAX_BYTES = 2**28  # as large as a model: a thousand classes of 87 images, at 768 features
 PER_CLASS = 200  # images of each known class that the memory is built from
 ORIGIN = (*PROVENANCE_KEYS, "from", "source", "format")  # of the old provenance, what stays true
@@ -132,7 +133,7 @@ def saving_memory(memory: ProbeMemory, folder: Path) -> Iterator[bool]:
         yield False
         (folder / MEMORY_FILE).unlink(missing_ok=True)
         return
-    tensors = {n: getattr(memory, n).contiguous() for n in ("counts", "sums", "rows", "owners")}
+    tensors = {name: getattr(memory, name).contiguous() for name in TENSORS}
     about = {
         "classes": list(memory.classes),
         "l2": memory.l2,
@@ -155,22 +156,28 @@ def load_memory(folder: Path, model: Model) -> ProbeMemory | None:
     path = folder / MEMORY_FILE
     if not path.is_file():
         return None
+    memory = read_memory(path, model)
+    if missing := set(get_metadata(model).class_names) - set(memory.classes):
+        raise CheckpointError(  # its writer was killed after the model, before the memory
+            f"{path} is older than the model beside it and lacks {min(missing)!r}; delete it, and "
+            "teach the classes again"
+        )
+    return memory
+
+
+def read_memory(path: Path, model: Model) -> ProbeMemory:
+    """Read a memory of a bundle, or of a page of `vitrail export`, which also holds its head."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["vitrail-probe"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in TENSORS}
         memory = ProbeMemory(**tensors, **about | {"classes": tuple(about["classes"])})
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if memory.backbone != features_digest(model):
         raise CheckpointError(
-            f"{path} holds features of other weights than the model beside it; delete it, and "
-            "teach the classes again"
-        )
-    if missing := set(get_metadata(model).class_names) - set(memory.classes):
-        raise CheckpointError(  # its writer was killed after the model, before the memory
-            f"{path} is older than the model beside it and lacks {min(missing)!r}; delete it, and "
-            "teach the classes again"
+            f"{path} holds features of other weights than those of the model; teach the classes "
+            "again, without this file"
         )
     return memory
 
@@ -207,11 +214,14 @@ def teach(
 
     A bundle of `vitrail fewshot` or `teach` has a memory and is changed in place without `out`. For
     another model, images of the classes it knows are taken from `using`, or from the data it was
-    trained on; `only` drops those classes. `preprocessing` is as in `load`; `overwrite` replaces
-    the model in `out`. `progress` is called with the images done and their total, in each pass.
+    trained on; `only` drops those classes. `using` may be the probe.safetensors that a page of
+    `vitrail export` taught the same model; then `classes` may be empty. `preprocessing` is as in
+    `load`; `overwrite` replaces the model in `out`. `progress` is called with the images done and
+    their total, in each pass.
     """
     started = time.monotonic()
-    if not classes:
+    from_file = using is not None and Path(using).suffix == ".safetensors"
+    if not classes and not from_file:
         raise ConfigError("no classes given; name each with its images, such as thumb=folder")
     # A trained head, or a folder of another library, is never replaced unless asked for: nothing
     # could restore it.
@@ -237,7 +247,8 @@ def teach(
     }
     for name, extracted in features.items():
         memory = memory.with_class(name, torch.from_numpy(extracted.values))
-    taught, memory, accuracy = fit_head(net, memory, taught=classes)
+    unrecorded = set(memory.classes) - set(get_metadata(net).class_names) if from_file else ()
+    taught, memory, accuracy = fit_head(net, memory, taught={*classes, *unrecorded})
     check_class_names(get_metadata(taught), taught.config)
     with saving_memory(memory, folder) as saved:
         save(taught, folder)
@@ -268,6 +279,8 @@ def recall(
     If images of `using` are learned from, the model's metadata then records them.
     """
     metadata, width = get_metadata(model), model.config.num_features
+    if using is not None and Path(using).suffix == ".safetensors":
+        return read_memory(Path(using), model), []
     if only or (using is None and not model.config.num_classes):
         empty = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
         return ProbeMemory.of(model, *empty, ()), []

@@ -501,10 +501,6 @@ async def example(state: AppState, request: Request, query: schemas.ModelQuery) 
 
 # Pages: one HTML file each, with style and script inlined, that loads nothing from other hosts.
 
-# Four panes of glass; without an icon in the page, browsers request /favicon.ico.
-ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16"
-rx="3" fill="#1a1614"/><path d="M2 2h5v5H2z" fill="#b0183c"/><path d="M9 2h5v5H9z" fill="#de9618"/>
-<path d="M2 9h5v5H2z" fill="#1c4ea8"/><path d="M9 9h5v5H9z" fill="#0c7854"/></svg>"""
 STYLES = {"page.html": ("base.css", "page.css"), "docs.html": ("base.css", "docs.css")}
 SCRIPTS = {  # concatenated, so that each can use those before it
     "page.html": (
@@ -524,9 +520,9 @@ def build_page(name: str) -> tuple[str, str]:
         for parts in (STYLES, SCRIPTS)
     )
     assert "</script" not in script, "it would end the script element"
-    icon = f"data:image/svg+xml,{quote(ICON)}"
+    icon = quote((assets / "icon.svg").read_text(encoding="utf-8"))  # or /favicon.ico is requested
     template = Template((assets / name).read_text(encoding="utf-8"))
-    html = template.substitute(style=style, script=script, icon=icon)
+    html = template.substitute(style=style, script=script, icon=f"data:image/svg+xml,{icon}")
     policy = (
         "default-src 'none'; connect-src 'self'; img-src 'self' blob: data:; "
         f"style-src {csp_hash(style)}; script-src {csp_hash(script)}; "

@@ -1,6 +1,7 @@
 // In place of serving/assets/api.js: what the page requests from a server is answered by the worker.
 
 const MAX_SIZE = Infinity, TEACH_SIZE = Infinity; // pixels: images are not sent anywhere
+const FORMATS = "JPEG, PNG, WebP, GIF, BMP or AVIF";
 const UNREACHABLE = "The model cannot run"; // headline
 const source = "<!doctype html>\n" + document.documentElement.outerHTML; // before any change
 const embedded = (id) => document.getElementById(id).textContent;
@@ -25,37 +26,52 @@ async function decompress(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Memory and head of classes that were taught: arrays are base64, float32 rows and float64 others.
-const floats = (text, Kind) => new Kind(fromBase64(text).buffer);
-const chunked = (values, width) =>
-  Array.from({ length: values.length / width }, (_, i) => values.slice(i * width, (i + 1) * width));
-function readTaught({ memory, head }) {
-  return {
-    memory: memory && { ...memory, rows: chunked(floats(memory.rows, Float32Array), memory.width),
-      sums: chunked(floats(memory.sums, Float64Array), memory.width) },
-    head: head && { bias: [...floats(head.bias, Float64Array)],
-      weight: chunked(floats(head.weight, Float64Array), head.width) },
-  };
+// Memory and head of taught classes, as probe.safetensors of a bundle and two tensors more.
+const TYPES = { F32: Float32Array, F64: Float64Array, I64: BigInt64Array };
+
+function readProbe(bytes) {
+  if (!bytes.length) return { memory: null, head: null };
+  const start = 8 + Number(new DataView(bytes.buffer).getBigUint64(0, true)), read = {};
+  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(8, start)));
+  const { __metadata__: { "vitrail-probe": fields }, ...tensors } = header;
+  for (const [name, { dtype, shape: [count, width], data_offsets: [from, to] }] of Object.entries(tensors)) {
+    const values = new TYPES[dtype](bytes.slice(start + from, start + to).buffer);
+    read[name] = width === undefined ? Array.from(values, Number) :
+      Array.from({ length: count }, (_, i) => values.slice(i * width, (i + 1) * width));
+  }
+  const { weight, bias, ...memory } = read;
+  return { memory: { ...JSON.parse(fields), ...memory, width: tensors.sums.shape[1] },
+    head: weight ? { weight, bias } : null };
 }
 
-function writeTaught({ memory, head }) {
-  const encode = (arrays, Kind) => {
-    const bytes = new Uint8Array(Kind.from(arrays.flatMap((array) => [...array])).buffer);
-    let text = "";
-    for (const byte of bytes) text += String.fromCharCode(byte);
-    return btoa(text);
+function writeProbe({ memory: { counts, owners, sums, rows, width, ...fields }, head }) {
+  const header = { __metadata__: { "vitrail-probe": JSON.stringify(fields) } }, parts = [];
+  let end = 0;
+  const write = (name, dtype, values, ...shape) => {
+    header[name] = { dtype, shape, data_offsets: [end, end += values.byteLength] };
+    parts.push(values);
   };
-  return JSON.stringify({
-    memory: memory && { ...memory, rows: encode(memory.rows, Float32Array),
-      sums: encode(memory.sums, Float64Array) },
-    head: head && { width: memory.width, weight: encode(head.weight, Float64Array),
-      bias: encode([head.bias], Float64Array) },
-  });
+  const matrix = (name, dtype, list) => {
+    const values = new TYPES[dtype](list.length * width);
+    list.forEach((row, i) => values.set(row, i * width));
+    write(name, dtype, values, list.length, width);
+  };
+  write("counts", "I64", BigInt64Array.from(counts, BigInt), counts.length);
+  write("owners", "I64", BigInt64Array.from(owners, BigInt), owners.length);
+  matrix("sums", "F64", sums);
+  if (head) {
+    matrix("weight", "F64", head.weight);
+    write("bias", "F64", Float64Array.from(head.bias), head.bias.length);
+  }
+  matrix("rows", "F32", rows);
+  const text = new TextEncoder().encode(JSON.stringify(header));
+  const padding = new Uint8Array(-text.length & 7).fill(32); // so that tensors are aligned
+  return [BigInt64Array.of(BigInt(text.length + padding.length)), text, padding, ...parts];
 }
 
 // --- The worker ---
 
-const about = JSON.parse(embedded("model")), stored = readTaught(JSON.parse(embedded("taught")));
+const about = JSON.parse(embedded("model")), stored = readProbe(fromBase64(embedded("taught")));
 const useClasses = (classes) => Object.assign(about, { classes, conformal: null });
 if (stored.head) useClasses(stored.memory.classes);
 const worker = new Worker(URL.createObjectURL(new Blob([embedded("worker")], { type: "text/javascript" })));
@@ -142,7 +158,7 @@ const ANSWERS = {
     const notes = accuracy === null ? [] : ["leave-one-out accuracy " + percent(accuracy)];
     if (classes.length < 2) notes.push("add a second class to classify images");
     else useClasses(classes);
-    find("keep").hidden = false;
+    find("keep").hidden = classes.length < 2;
     return { notes, errors };
   },
 };

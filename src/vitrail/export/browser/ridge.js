@@ -9,8 +9,8 @@ const SCALES = [0.5, 100], DEFAULT_SCALE = 8;
 const zeros = (count) => new Float64Array(count);
 const sumOf = (values) => values.reduce((a, b) => a + b, 0);
 
-const emptyMemory = (width) => ({ classes: [], counts: [], sums: [], rows: [], owners: [], width,
-  l2: DEFAULT_L2, temperature: 1 });
+const emptyMemory = (width, backbone) => ({ classes: [], counts: [], sums: [], rows: [], owners: [],
+  width, l2: DEFAULT_L2, temperature: 1, backbone });
 
 function addClass(memory, name, features) {
   // Add a class, or replace the images of a known one.

@@ -54,17 +54,24 @@ find("teach").before(make("details", { id: "batch", className: "box" },
 // --- A copy with the taught classes ---
 
 async function savePage() {
-  const start = '<script type="application/json" id="taught">';
+  const start = '<script type="text/plain" id="taught">';
   const from = source.indexOf(start) + start.length, to = source.indexOf("</" + "script", from);
-  const taught = writeTaught(await run("taught")).replaceAll("<", "\\u003c");
+  const bytes = new Uint8Array(await new Blob(writeProbe(await run("taught"))).arrayBuffer());
+  const taught = btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
   download([source.slice(0, from), taught, source.slice(to)], "taught.html", "text/html");
+}
+
+async function saveProbe() {
+  download(writeProbe(await run("taught")), "probe.safetensors", "application/octet-stream");
 }
 
 if (about.teach) {
   const text = stored.memory || !about.classes.length ? "" :
     "The model has no examples of its own classes: the first two that you add replace them.";
   find("teach").append(make("p", { className: "soft" }, text),
-    make("button", { id: "keep", type: "button", hidden: true, onclick: savePage }, "Download this page with its classes"));
+    make("div", { id: "keep", className: "bring", hidden: true },
+      make("button", { type: "button", onclick: savePage }, "Download this page with its classes"),
+      make("button", { type: "button", onclick: saveProbe }, "Download the head for vitrail teach")));
 }
 
 // --- Installed on a phone, if the page is served ---

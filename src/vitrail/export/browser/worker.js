@@ -43,7 +43,7 @@ const commands = {
         errors.push(error.message);
       }
     if (!rows.length) throw new ImageError("None of the images can be read.");
-    state.memory = addClass(state.memory ?? emptyMemory(rows[0].length), name, rows);
+    state.memory = addClass(state.memory ?? emptyMemory(rows[0].length, state.about.backbone), name, rows);
     let accuracy = null;
     if (state.memory.classes.length > 1)
       ({ memory: state.memory, head: state.head, accuracy } = fitHead(state.memory));

@@ -6,6 +6,7 @@ const MAX_WAIT = 30; // seconds between them
 const TOKEN = "vitrail token";
 const MAX_SIZE = 2048; // pixels of the longer side that are sent; models see far fewer
 const TEACH_SIZE = 1024; // of images to teach with, which are sent together
+const FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF";
 const UNREACHABLE = "Server not reachable"; // headline
 
 class UserError extends Error {
@@ -46,7 +47,7 @@ function errorText(status, why) {
 }
 
 async function fetchWithRetry(path, { query = {}, body, askToken, onDelay = () => {} } = {}) {
-  // Return the response, or throw Trouble. `waiting` is called on delays.
+  // Return the response, or throw UserError. `onDelay` is called on delays.
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== "");
   const address = path + (given.length ? "?" + new URLSearchParams(given) : "");
   for (let tries = 1; ; ) {

@@ -2,24 +2,28 @@
 
 const THUMBNAIL = 144;
 const JPEG_QUALITY = 0.92;
+const DRAWN = 512; // pixels of the longer side of images that the page keeps to draw
 
 async function prepareFile(file, mostBytes, largest = MAX_SIZE) {
   // What is uploaded, what is drawn (null if the browser cannot), and a note on changes.
-  let image = null;
+  let bitmap;
   try {
-    image = await createImageBitmap(file, { imageOrientation: "from-image" });
+    bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
   } catch {
-    return { blob: file, image, note: "" }; // the server may know the format
+    return { blob: file, image: null, note: "" }; // the server may know the format
   }
-  const longer = Math.max(image.width, image.height);
-  if (longer <= largest && file.size <= mostBytes) return { blob: file, image, note: "" };
-  const from = image.width + " × " + image.height;
-  const small = toCanvas(image, Math.min(1, largest / longer));
-  const blob = await new Promise((done) => small.toBlob(done, "image/jpeg", JPEG_QUALITY));
-  image.close();
-  const to = small.width + " × " + small.height;
-  const note = from === to ? "recompressed" : "scaled from " + from + " to " + to + " pixels";
-  return { blob, image: await createImageBitmap(small), note: note + " before sending" };
+  const { width, height } = bitmap, longer = Math.max(width, height);
+  const image = toCanvas(bitmap, Math.min(1, DRAWN / longer));
+  if (longer <= largest && file.size <= mostBytes) {
+    bitmap.close();
+    return { blob: file, image, note: "" };
+  }
+  const sent = toCanvas(bitmap, Math.min(1, largest / longer));
+  bitmap.close();
+  const blob = await new Promise((done) => sent.toBlob(done, "image/jpeg", JPEG_QUALITY));
+  const note = longer <= largest ? "recompressed" : "scaled from " + width + " × " + height + " to " +
+    sent.width + " × " + sent.height + " pixels";
+  return { blob, image, note: note + " before sending" };
 }
 
 function toCanvas(image, scale) {

@@ -122,10 +122,35 @@ async function teach(event) {
   }
 }
 
+async function photograph() {
+  // Phones have an app for it; elsewhere the camera is shown in a dialog.
+  if (touch) return find("camera").click();
+  const dialog = find("viewfinder"), video = dialog.querySelector("video");
+  const [take, leave] = dialog.querySelectorAll("button");
+  find("notice").textContent = "";
+  try {
+    video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 1280 } } });
+  } catch (error) {
+    find("notice").textContent = "The camera cannot be used: " + error.message + ".";
+    return;
+  }
+  dialog.onclose = () => video.srcObject.getTracks().forEach((track) => track.stop());
+  leave.onclick = () => dialog.close();
+  take.onclick = async () => {
+    const image = await createImageBitmap(video);
+    const blob = await new Promise((done) => toCanvas(image, 1).toBlob(done, "image/jpeg", JPEG_QUALITY));
+    dialog.close();
+    add([new File([blob], "photo.jpg", { type: blob.type })]);
+  };
+  dialog.showModal();
+}
+
 // --- Event handlers ---
 
+const touch = navigator.maxTouchPoints > 0;
+
 find("empty").onclick = find("choose").onclick = () => find("files").click();
-find("photograph").onclick = () => find("camera").click();
+find("photograph").onclick = photograph;
 find("clear").onclick = clear;
 for (const id of ["files", "camera"])
   find(id).onchange = ({ target }) => { add([...target.files]); target.value = ""; };
@@ -174,11 +199,11 @@ document.ondrop = (event) => {
   event.preventDefault();
   const files = imageFiles(event.dataTransfer);
   if (files.length) add(files);
-  else setStatus("Not an image", "Drop a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.");
+  else setStatus("Not an image", "Drop a " + FORMATS + ".");
 };
 
-find("photograph").hidden = !navigator.maxTouchPoints;
-find("hint").hidden = Boolean(navigator.maxTouchPoints);
+find("photograph").hidden = !touch && !navigator.mediaDevices?.getUserMedia; // HTTPS or localhost only
+find("hint").hidden = touch;
 rose(find("rose"));
 rose(document.querySelector(".mark"), 6);
 setView("picture");

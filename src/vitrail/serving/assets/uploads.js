@@ -68,7 +68,6 @@ function clear() {
   for (const upload of app.uploads) {
     URL.revokeObjectURL(upload.url);
     Object.values(upload.maps).forEach((map) => URL.revokeObjectURL(map.url));
-    upload.image?.close();
   }
   Object.assign(app, { uploads: [], chosen: null, label: null });
   select(null);
