@@ -146,6 +146,9 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # `vitrail models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        if distributed := sys.modules.get("vitrail.distributed"):  # which imports torch
+            distributed.shutdown()
     if VERBOSITY.verbose:
         print(f"vitrail: {time.monotonic() - started:.1f} seconds", file=sys.stderr)
     return status or 0

@@ -67,12 +67,8 @@ class Calibrate(DataOptions):
                 **options_of(self, "error_rate", "method", "per_class", "batch_size", "device"),
             )
         if self.out is not None:
-            memory = load_memory(Path(self.model), model)
-            if memory is None:
+            with saving_memory(load_memory(Path(self.model), model), self.out):
                 save(model, self.out)
-            else:
-                with saving_memory(memory, self.out):
-                    save(model, self.out)
         values = summarize(conformal, result)
         if self.json:
             values["written"] = self.out and str(self.out)

@@ -56,7 +56,16 @@ class Check(DataOptions):
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit {self.limit}: must be 1 or more")
         if self.apply is not None:
-            self.apply_review(self.apply)
+            from vitrail.probing.label_errors import apply_review
+
+            if self.out is None:
+                raise ConfigError("--apply needs --out, the folder for the fixed dataset")
+            counts = apply_review(self.data, self.apply, self.out)
+            if self.json:
+                print_json({"out": str(self.out)} | counts)
+            else:
+                changed = f"{counts['fix']:,} labels fixed, {counts['drop']:,} images dropped"
+                print(f"done: {self.out} ({changed}); use the folder wherever DATA is expected")
             return
         if self.model is not None and not self.labels:
             raise ConfigError("--model is used by --labels; add --labels, or leave it out")
@@ -90,18 +99,6 @@ class Check(DataOptions):
                 f"{self.data} has {len(result.unreadable):,} unreadable files and "
                 f"{len(result.leaks):,} leaks between splits; fix them, or run without --strict"
             )
-
-    def apply_review(self, review: Path) -> None:
-        from vitrail.probing.label_errors import apply_review
-
-        if self.out is None:
-            raise ConfigError("--apply needs --out, the folder for the fixed dataset")
-        counts = apply_review(self.data, review, self.out)
-        if self.json:
-            print_json({"out": str(self.out)} | counts)
-        else:
-            changed = f"{counts['fix']:,} labels fixed, {counts['drop']:,} images dropped"
-            print(f"done: {self.out} ({changed}); use the folder wherever DATA is expected")
 
 
 def label_report(labels: "LabelCheck") -> Iterator[str]:

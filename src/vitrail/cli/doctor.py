@@ -57,33 +57,6 @@ def report(machine: Machine, speeds: Speeds | None, problems: Sequence[Problem])
             rows.append((f"vitrail[{name}]", f"not installed: {EXTRAS[name]}"))
             rows.append(("", f"pip install 'vitrail[{name}]'"))
     yield from section("Packages", rows)
-    yield from section("Machine", machine_rows(machine))
-    disks = [
-        (disk["what"], f"{byte_size(disk['free'])} at {disk['path']}") for disk in machine["disks"]
-    ]
-    yield from section("Free disk space", disks)
-    environment = [(k, f"{value} ({VARIABLES[k]})") for k, value in machine["environment"].items()]
-    yield from section("Environment", environment or [("none set", "")])
-    if speeds is not None:
-        yield from speed_report(machine, speeds)
-    yield ""
-    yield "Problems" if problems else "No problems found"
-    for problem in problems:
-        yield from paragraph(f"- {problem['what']}; {problem['remedy']}")
-
-
-def section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    if rows:
-        yield ""
-        yield title
-        yield from table([(f"{name:20}", text) for name, text in rows], "lw", indent=2)
-
-
-def package_text(package: Package) -> str:
-    return f"{package['name']} {package['version'] or 'missing'}"
-
-
-def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     processor, memory = machine["processor"], machine["memory"]
     rows = [("processor", processor["model"])]
     if processor["able"]:
@@ -102,29 +75,50 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     limit = f", container limit {byte_size(memory['limit'])}" if memory["limit"] else ""
     rows.append(("memory", f"{free}{byte_size(memory['total'])}{limit}"))
     rows.append(("accelerators", "; ".join(machine["accelerators"]) or "none"))
-    return rows
-
-
-def speed_report(machine: Machine, speeds: Speeds) -> Iterator[str]:
-    threads = f"{speeds['threads']} thread{'s' * (speeds['threads'] != 1)}"
-    products = {
-        f"float32, {threads}": speeds["float32"],
-        f"bfloat16, {threads}": speeds["bfloat16"],
-    }
-    if speeds["threads"] > 1:
-        products["float32, 1 thread"] = speeds["float32_alone"]
-    rows = [
-        (name, f"{value / 1e9:,.1f} GFLOP/s", f"{WIDTH} x {WIDTH} matrix product")
-        for name, value in products.items()
+    yield from section("Machine", rows)
+    disks = [
+        (disk["what"], f"{byte_size(disk['free'])} at {disk['path']}") for disk in machine["disks"]
     ]
-    for name, value in (
-        ("simplejpeg", speeds["jpeg_simplejpeg"]),
-        ("Pillow", speeds["jpeg_pillow"]),
-    ):
-        if value is not None:
-            rows.append((f"{name}, 1 thread", f"{value:,.0f} JPEGs/s", f"{SIDE} x {SIDE} pixels"))
+    yield from section("Free disk space", disks)
+    environment = [(k, f"{value} ({VARIABLES[k]})") for k, value in machine["environment"].items()]
+    yield from section("Environment", environment or [("none set", "")])
+    if speeds is not None:
+        threads = f"{speeds['threads']} thread{'s' * (speeds['threads'] != 1)}"
+        products = {
+            f"float32, {threads}": speeds["float32"],
+            f"bfloat16, {threads}": speeds["bfloat16"],
+        }
+        if speeds["threads"] > 1:
+            products["float32, 1 thread"] = speeds["float32_alone"]
+        rows = [
+            (name, f"{value / 1e9:,.1f} GFLOP/s", f"{WIDTH} x {WIDTH} matrix product")
+            for name, value in products.items()
+        ]
+        for name, value in (
+            ("simplejpeg", speeds["jpeg_simplejpeg"]),
+            ("Pillow", speeds["jpeg_pillow"]),
+        ):
+            if value is not None:
+                rows.append(
+                    (f"{name}, 1 thread", f"{value:,.0f} JPEGs/s", f"{SIDE} x {SIDE} pixels")
+                )
+        yield ""
+        yield "Measured speed"
+        yield from table(rows, "lrl", indent=2)
+        for sentence in draw_conclusions(machine, speeds):
+            yield from paragraph(f"- {sentence}")
     yield ""
-    yield "Measured speed"
-    yield from table(rows, "lrl", indent=2)
-    for sentence in draw_conclusions(machine, speeds):
-        yield from paragraph(f"- {sentence}")
+    yield "Problems" if problems else "No problems found"
+    for problem in problems:
+        yield from paragraph(f"- {problem['what']}; {problem['remedy']}")
+
+
+def section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if rows:
+        yield ""
+        yield title
+        yield from table([(f"{name:20}", text) for name, text in rows], "lw", indent=2)
+
+
+def package_text(package: Package) -> str:
+    return f"{package['name']} {package['version'] or 'missing'}"

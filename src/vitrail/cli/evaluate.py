@@ -31,7 +31,6 @@ from vitrail.formatting import percent
 if TYPE_CHECKING:
     from vitrail.evaluation.results import EvaluationResult
     from vitrail.models.vit import Model
-    from vitrail.prediction.predictor import Predictor
 
 MAX_ROWS = 10  # of the table of classes
 METRICS = {
@@ -87,16 +86,10 @@ class Evaluate(EngineOptions):
 
     def run(self) -> None:
         from vitrail import distributed
-
-        try:
-            self.evaluate()
-        finally:
-            distributed.shutdown()
-
-    def evaluate(self) -> None:
-        from vitrail import distributed
         from vitrail.checkpoints.bundle import check_overwrite
+        from vitrail.evaluation.dataset import open_evaluation_split
         from vitrail.evaluation.evaluate import evaluate
+        from vitrail.models.registry import name_of
 
         if self.save_temperature is not None:
             if self.flip or self.crops > 1 or self.restrict or self.engine or self.merge:
@@ -138,14 +131,22 @@ class Evaluate(EngineOptions):
                 )
         if not distributed.is_main():
             return
-        written = [str(path) for path in self.write(predictor, result)]
-        if rows is not None and self.out is not None:
-            from vitrail.reports.pages import write_robustness
+        about, written = {"model": self.model, "data": self.data}, []
+        if self.out is not None:
+            from vitrail.reports.pages import write_evaluation, write_robustness
 
-            facts = {"model": self.model, "data": self.data}
-            written += map(str, write_robustness(self.out, rows, facts))
+            source, _ = open_evaluation_split(self.data, self.split, predictor.metadata)
+            more = {}
+            if predictor.model is not None:
+                more["architecture"] = name_of(predictor.model.config)
+            if predictor.engine.name != "torch":
+                more["engine"] = predictor.engine.name
+            title = f"{Path(self.model).name} on {self.data}"
+            written += write_evaluation(self.out, result, source, title=title, facts=about | more)
+            if rows is not None:
+                written += write_robustness(self.out, rows, about)
+            written = [str(path) for path in written]
         if self.json:
-            about = {"model": self.model, "data": self.data}
             extra = {"written": written} | ({} if rows is None else {"corruptions": rows})
             print_json(about | result.to_dict() | extra)
         else:
@@ -161,22 +162,6 @@ class Evaluate(EngineOptions):
             self.calibrate(predictor.model, result, self.save_temperature)
             if not self.json:
                 print(f"done: {self.save_temperature}")
-
-    def write(self, predictor: "Predictor", result: "EvaluationResult") -> Iterator[Path]:
-        """Write the files of --out; yields their paths."""
-        from vitrail.evaluation.dataset import open_evaluation_split
-        from vitrail.models.registry import name_of
-        from vitrail.reports.pages import write_evaluation
-
-        if self.out is not None:
-            source, _ = open_evaluation_split(self.data, self.split, predictor.metadata)
-            facts = {"model": self.model, "data": self.data}
-            if predictor.model is not None:
-                facts["architecture"] = name_of(predictor.model.config)
-            if predictor.engine.name != "torch":
-                facts["engine"] = predictor.engine.name
-            title = f"{Path(self.model).name} on {self.data}"
-            yield from write_evaluation(self.out, result, source, title=title, facts=facts)
 
     def calibrate(self, model: "Model", result: "EvaluationResult", out: Path) -> None:
         """Write the model with its logits divided by the temperature."""
@@ -195,10 +180,8 @@ class Evaluate(EngineOptions):
             )
         temperature = result.calibration.temperature
         calibrated = with_temperature(model, temperature)
-        if (memory := load_memory(Path(self.model), model)) is None:
-            save(calibrated, out)
-            return
-        memory = replace(memory, temperature=memory.temperature * temperature)
+        if (memory := load_memory(Path(self.model), model)) is not None:
+            memory = replace(memory, temperature=memory.temperature * temperature)
         with saving_memory(memory, out):
             save(calibrated, out)
 

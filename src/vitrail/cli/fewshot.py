@@ -79,65 +79,36 @@ class Fewshot(DataOptions):
         check_protocol(self.shots, self.seeds, self.probes, self.l2)
         if self.out is not None:
             check_overwrite(self.out, overwrite=self.overwrite)
-        try:
-            sources = open_pair(self.data)
-            device = distributed.init(self.device)
-            chosen = options_of(self, "image_size", "preprocessing")
-            model = load(self.model, log=log_stderr, **chosen).to(device)
-            loading, features = options_of(self, "cache", "batch_size", "workers"), []
-            for split, source in zip(("training", "test"), sources, strict=True):
-                with Progress(f"{split} images") as progress:
-                    shown = progress if distributed.is_main() else None
-                    features.append(features_of(model, source, progress=shown, **loading))
-            train, test = features
-            protocol = {"shots": self.shots, "seeds": self.seeds}
-            trials = list(try_shots(train, test, **protocol, probes=self.probes, l2=self.l2))
-            if self.pixels:  # one more column: ridge with the best l2
-                with Progress("images (raw pixels)") as progress:
-                    options = {"channels": model.config.channels, "workers": self.workers}
-                    options["progress"] = progress if distributed.is_main() else None
-                    pixels = [pixels_of(source, **options) for source in sources]
-                for row, baseline in zip(trials, try_shots(*pixels, **protocol), strict=True):
-                    row.append(baseline[-1]._replace(probe="raw pixels"))
-            if distributed.is_main():
-                notes = list(sources[0].notes)
-                most = max((n for n in self.shots if isinstance(n, int)), default=0)
-                counts = {x: int((train.labels == n).sum()) for n, x in enumerate(train.classes)}
-                fewest = min(counts, key=lambda name: counts[name])
-                if counts[fewest] < most:
-                    few = f"{fewest!r} has only {counts[fewest]:,} training images"
-                    notes.append(f"{few}; all of them are used")
-                if self.out is not None:
-                    notes += self.write(model, train, self.out, sources[0])
-                self.print_results(train, test, trials, notes)
-        finally:
-            distributed.shutdown()
-
-    def write(
-        self, model: "Model", train: "Features", out: Path, source: "ImageDataset"
-    ) -> list[str]:
-        """Write the bundle of the largest number of shots; return notes about it."""
-        from vitrail.checkpoints.save import save
-        from vitrail.data.provenance import DataProvenance
-        from vitrail.probing.fewshot import draw
-        from vitrail.probing.teach import NOT_REMEMBERED, ProbeMemory, fit_head, saving_memory
-
-        most = "all" if "all" in self.shots else max(n for n in self.shots if n != "all")
-        rows = draw(train.labels, len(train.classes), most, seed=0)
-        memory = ProbeMemory.of(model, train.values[rows], train.labels[rows], train.classes)
-        headed, memory, _ = fit_head(model, memory)
-        about = {"shots": most, "from": self.model}
-        with saving_memory(memory, out) as saved:
-            save(headed, out, provenance=DataProvenance.of(self.data, source).to_dict() | about)
-        return [] if saved else [NOT_REMEMBERED]
-
-    def print_results(
-        self,
-        train: "Features",
-        test: "Features",
-        trials: list[list["Trial"]],
-        notes: Sequence[str],
-    ) -> None:
+        sources = open_pair(self.data)
+        device = distributed.init(self.device)
+        chosen = options_of(self, "image_size", "preprocessing")
+        model = load(self.model, log=log_stderr, **chosen).to(device)
+        loading, features = options_of(self, "cache", "batch_size", "workers"), []
+        for split, source in zip(("training", "test"), sources, strict=True):
+            with Progress(f"{split} images") as progress:
+                shown = progress if distributed.is_main() else None
+                features.append(features_of(model, source, progress=shown, **loading))
+        train, test = features
+        protocol = {"shots": self.shots, "seeds": self.seeds}
+        trials = list(try_shots(train, test, **protocol, probes=self.probes, l2=self.l2))
+        if self.pixels:  # one more column: ridge with the best l2
+            with Progress("images (raw pixels)") as progress:
+                options = {"channels": model.config.channels, "workers": self.workers}
+                options["progress"] = progress if distributed.is_main() else None
+                pixels = [pixels_of(source, **options) for source in sources]
+            for row, baseline in zip(trials, try_shots(*pixels, **protocol), strict=True):
+                row.append(baseline[-1]._replace(probe="raw pixels"))
+        if not distributed.is_main():
+            return
+        notes = list(sources[0].notes)
+        most = max((n for n in self.shots if isinstance(n, int)), default=0)
+        counts = {x: int((train.labels == n).sum()) for n, x in enumerate(train.classes)}
+        fewest = min(counts, key=lambda name: counts[name])
+        if counts[fewest] < most:
+            few = f"{fewest!r} has only {counts[fewest]:,} training images"
+            notes.append(f"{few}; all of them are used")
+        if self.out is not None:
+            notes += self.write(model, train, self.out, sources[0])
         if self.json:
             result = {
                 "model": self.model,
@@ -158,6 +129,24 @@ class Fewshot(DataOptions):
             print(f"\ndone: {self.out}")
             log(f"Next:\n  vitrail evaluate {self.out} {self.data}")
             log(f"  vitrail teach {self.out} another-class=folder-of-images")
+
+    def write(
+        self, model: "Model", train: "Features", out: Path, source: "ImageDataset"
+    ) -> list[str]:
+        """Write the bundle of the largest number of shots; return notes about it."""
+        from vitrail.checkpoints.save import save
+        from vitrail.data.provenance import DataProvenance
+        from vitrail.probing.fewshot import draw
+        from vitrail.probing.teach import NOT_REMEMBERED, ProbeMemory, fit_head, saving_memory
+
+        most = "all" if "all" in self.shots else max(n for n in self.shots if n != "all")
+        rows = draw(train.labels, len(train.classes), most, seed=0)
+        memory = ProbeMemory.of(model, train.values[rows], train.labels[rows], train.classes)
+        headed, memory, _ = fit_head(model, memory)
+        about = {"shots": most, "from": self.model}
+        with saving_memory(memory, out) as saved:
+            save(headed, out, provenance=DataProvenance.of(self.data, source).to_dict() | about)
+        return [] if saved else [NOT_REMEMBERED]
 
 
 def report(

@@ -87,7 +87,26 @@ class Inspect(DataOptions):
             )
         written = write_inspection(self.out, result)
         if self.json:
-            print_json(as_json(result) | {"written": [str(p) for p in written]})
+            # Large arrays are in arrays.npz.
+            values: dict[str, object] = {"model": result.title, **result.facts}
+            if "pooling" in result.facts:
+                values["what the head reads"] = result.facts["pooling"]  # the key of 0.1
+            values["pictures"] = [
+                {"name": image.name, "label": image.label, "classes": dict(image.predictions)}
+                for image in result.images
+            ]
+            if (stats := result.attention) is not None:
+                values["images"] = stats.images
+                values["distance"] = {
+                    name: array.tolist() for name, array in stats.distance.items()
+                }
+                values["entropy"] = stats.entropy.tolist()
+            if (scores := result.faithfulness) is not None:
+                values["insertion"] = {name: c.insertion_area for name, c in scores.curves.items()}
+                values["deletion"] = {name: c.deletion_area for name, c in scores.curves.items()}
+                values["sanity"] = dict(scores.sanity)
+            values |= {"notes": list(result.notes), "written": [str(p) for p in written]}
+            print_json(values)
             return
         print_lines(report(result, notes))
         print(f"done: {written[-1]}")
@@ -122,23 +141,3 @@ def report(result: "Inspection", notes: list[str]) -> Iterator[str]:
         ]
         yield from table(rows, "lrr", ("method", "insertion", "deletion"), indent=2)
     yield ""
-
-
-def as_json(result: "Inspection") -> dict[str, object]:
-    """Return everything except large arrays, which are in arrays.npz."""
-    values: dict[str, object] = {"model": result.title, **result.facts}
-    if "pooling" in result.facts:
-        values["what the head reads"] = result.facts["pooling"]  # the key of 0.1
-    values["pictures"] = [
-        {"name": image.name, "label": image.label, "classes": dict(image.predictions)}
-        for image in result.images
-    ]
-    if (stats := result.attention) is not None:
-        values["images"] = stats.images
-        values["distance"] = {name: array.tolist() for name, array in stats.distance.items()}
-        values["entropy"] = stats.entropy.tolist()
-    if (scores := result.faithfulness) is not None:
-        values["insertion"] = {name: c.insertion_area for name, c in scores.curves.items()}
-        values["deletion"] = {name: c.deletion_area for name, c in scores.curves.items()}
-        values["sanity"] = dict(scores.sanity)
-    return values | {"notes": list(result.notes)}

@@ -122,12 +122,15 @@ def features_digest(model: Model) -> str:
 
 
 @contextmanager
-def saving_memory(memory: ProbeMemory, folder: Path) -> Iterator[bool]:
+def saving_memory(memory: ProbeMemory | None, folder: Path) -> Iterator[bool]:
     """Write a memory that replaces the old one if the block, which saves the model, succeeds.
 
     Nothing changes if either cannot be written. Yields False if it is too large: then the old one
-    is deleted.
+    is deleted. None changes nothing.
     """
+    if memory is None:
+        yield True
+        return
     memory = memory.compressed()
     if memory.rows.nbytes > MAX_BYTES:
         yield False
