@@ -69,139 +69,83 @@ def our_file(folder, name, format="timm"):
 
 MIXER, BIT = (FAMILIES[name].change(numerics="timm") for name in ("mixer", "bit"))
 HYBRID = FAMILIES["hybrid root"].change(numerics="timm", width=64, heads=1)
+DISTILLED = TIMM.change(distillation=True)
 DINOV2, DEIT_FILE = SCALED.change(num_classes=0), "deit_tiny_patch16_224-a1311bcf.pth"
+REGISTERS = DINOV2.change(registers=4)
+BIG_TRANSFER = {"config": BIT.change(numerics="big_transfer"), "format": "bit_pytorch"}
+TORCHVISION = {"config": WIDE.change(numerics="torchvision"), "format": "torchvision"}
+DINO = {"config": HEADLESS, "rename": "backbone.{}".format}
+DINO["layout"] = lambda tensors: {"teacher": tensors, "epoch": 3}
+DINO_FILE = "dino_deitsmall16_pretrain.pth"
 MAE_DECODER = ["mask_token", "decoder_embed.weight", "decoder_blocks.0.norm1.weight"]
+ONLY_MODEL = {"layout": lambda tensors: {"model": tensors}}
+TRAINING_STATE = {"layout": lambda tensors: {"model": tensors, "epoch": 3}}
 
 
-def teacher(tensors):
-    return {"teacher": tensors, "epoch": 3}
+def renamed(old, new):
+    return lambda name: name.replace(old, new)
 
 
-def model_only(tensors):
-    return {"model": tensors}
-
-
-def training_state(tensors):
-    return {"model": tensors, "epoch": 3}
-
-
-# name: arguments of `bare`, the preprocessing, the line that is logged
-WEIGHTS = {
+WEIGHTS = {  # name: arguments of `bare`, the preprocessing, the line that is logged
     "timm": ({}, "timm", "warning"),
     "timm, headless": ({"config": HEADLESS}, "timm", "warning"),
     "timm, Mixer": ({"config": MIXER}, "timm", "warning"),
     "timm, BiT": ({"config": BIT}, "timm", "BiT by its tensor stages.0.blocks.0."),
-    "big_transfer's BiT": (
-        {"config": BIT.change(numerics="big_transfer"), "format": "bit_pytorch"},
-        "big_vision",
-        "",
-    ),
-    "timm, hybrid": (
-        {"config": HYBRID},
-        "timm",
-        "AugReg hybrid by its tensor patch_embed.backbone.",
-    ),
-    "timm, distilled DeiT": (
-        {"config": TIMM.change(distillation=True)},
-        "deit",
-        "DeiT by its tensor dist_token",
-    ),
-    "DeiT's layout": ({"layout": model_only}, "deit", "DeiT by its layout {'model': …}"),
-    "another training state": ({"layout": training_state}, "timm", "warning"),
+    "big_transfer's BiT": (BIG_TRANSFER, "big_vision", ""),
+    "timm, hybrid": ({"config": HYBRID}, "timm", "AugReg hybrid by its tensor patch_embed.back"),
+    "timm, distilled DeiT": ({"config": DISTILLED}, "deit", "DeiT by its tensor dist_token"),
+    "DeiT's layout": (ONLY_MODEL, "deit", "DeiT by its layout {'model': …}"),
+    "another training state": (TRAINING_STATE, "timm", "warning"),
     "DeiT's file name": ({"name": DEIT_FILE}, "deit", f"DeiT by its name {DEIT_FILE}"),
-    "DeiT III": (
-        {"config": SCALED, "rename": lambda n: n.replace("ls1.gamma", "gamma_1")},
-        "deit",
-        "DeiT III by its tensor blocks.0.gamma_1",
-    ),
-    "DeiT III in timm's names": (
-        {"config": SCALED},
-        "deit",
-        "DeiT III by its tensor blocks.0.ls1.gamma and a head",
-    ),
-    "DINO's training state": (
-        {"config": HEADLESS, "rename": lambda n: f"backbone.{n}", "layout": teacher},
-        "dino",
-        "DINO by its state dict 'teacher'",
-    ),
-    "DINO with its projection": (
-        {"config": HEADLESS, "extra": ["head.mlp.0.weight"]},
-        "dino",
-        "DINO by its tensor head.mlp.0.weight",
-    ),
-    "DINO's file name": (
-        {"config": HEADLESS, "name": "dino_deitsmall16_pretrain.pth"},
-        "dino",
-        "DINO by its name",
-    ),
-    "DINOv2": (
-        {"config": DINOV2, "extra": ["mask_token"]},
-        "dino",
-        "DINOv2 by its tensor mask_token",
-    ),
+    "DeiT III": ({"config": SCALED, "rename": renamed("ls1.gamma", "gamma_1")}, "deit",
+                 "DeiT III by its tensor blocks.0.gamma_1"),
+    "DeiT III in timm's names": ({"config": SCALED}, "deit",
+                                 "DeiT III by its tensor blocks.0.ls1.gamma and a head"),
+    "DINO's training state": (DINO, "dino", "DINO by its state dict 'teacher'"),
+    "DINO with its projection": ({"config": HEADLESS, "extra": ["head.mlp.0.weight"]}, "dino",
+                                 "DINO by its tensor head.mlp.0.weight"),
+    "DINO's file name": ({"config": HEADLESS, "name": DINO_FILE}, "dino", "DINO by its name"),
+    "DINOv2": ({"config": DINOV2, "extra": ["mask_token"]}, "dino",
+               "DINOv2 by its tensor mask_token"),
     "DINOv2 with registers": (
-        {
-            "config": DINOV2.change(registers=4),
-            "rename": lambda n: n.replace("reg_token", "register_tokens"),
-        },
-        "dino",
-        "DINOv2 by its tensor register_tokens",
-    ),
-    "DINOv2 in timm's names": (
-        {"config": DINOV2},
-        "dino",
-        "DINOv2 by its tensor blocks.0.ls1.gamma and no head",
-    ),
-    "MAE": (
-        {"config": HEADLESS, "extra": MAE_DECODER},
-        "dino",
-        "MAE by its tensor decoder_embed.weight",
-    ),
-    "MAE's encoder": ({"config": HEADLESS, "layout": model_only}, "dino", "MAE by its layout"),
-    "torchvision": (
-        {"config": WIDE.change(numerics="torchvision"), "format": "torchvision"},
-        "torchvision",
-        "",
-    ),
+        {"config": REGISTERS, "rename": renamed("reg_token", "register_tokens")}, "dino",
+        "DINOv2 by its tensor register_tokens"),
+    "DINOv2 in timm's names": ({"config": DINOV2}, "dino",
+                               "DINOv2 by its tensor blocks.0.ls1.gamma and no head"),
+    "MAE": ({"config": HEADLESS, "extra": MAE_DECODER}, "dino",
+            "MAE by its tensor decoder_embed.weight"),
+    "MAE's encoder": ({"config": HEADLESS, **ONLY_MODEL}, "dino", "MAE by its layout"),
+    "torchvision": (TORCHVISION, "torchvision", ""),
     "Hugging Face": ({"config": HF, "format": "huggingface"}, "transformers", "warning"),
+}  # fmt: skip
+HF_FOLDERS = {  # without a processor
+    "no processor": ({}, "transformers", "warning"),
+    "DeiT": ({"model_type": "deit"}, "dino", "DeiT by model_type='deit' in config.json"),
+    "MAE": ({"model_type": "vit_mae"}, "dino", "MAE by model_type='vit_mae' in config.json"),
+    "DINO's name": ({"name": "dino-vits16"}, "dino", "DINO by its name dino-vits16"),
 }
-NO_PROCESSOR = {"processor": False}
 ORIGINS = {  # how other checkpoints are made, their preprocessing, the line that is logged
     "timm folder": (timm_folder, OWN, ""),
     "timm folder, no mean": (lambda f: timm_folder(f, ["mean"]), None, "warning"),
-    "Google's ViT": (lambda f: google(f, "vit"), "google", ""),
-    "Google's hybrid": (lambda f: google(f, "hybrid root"), "google", ""),
-    "Google's Mixer": (lambda f: google(f, "mixer"), "google", ""),
-    "Google's BiT": (lambda f: google(f, "bit"), "google", ""),
     "Hugging Face folder": (hf_folder, OWN, ""),
-    "Hugging Face folder, no processor": (
-        lambda f: hf_folder(f, **NO_PROCESSOR),
-        "transformers",
-        "warning",
-    ),
-    "Hugging Face folder, DeiT": (
-        lambda f: hf_folder(f, **NO_PROCESSOR, model_type="deit"),
-        "dino",
-        "DeiT by model_type='deit' in config.json",
-    ),
-    "Hugging Face folder, MAE": (
-        lambda f: hf_folder(f, **NO_PROCESSOR, model_type="vit_mae"),
-        "dino",
-        "MAE by model_type='vit_mae' in config.json",
-    ),
-    "Hugging Face folder, DINO's name": (
-        lambda f: hf_folder(f, **NO_PROCESSOR, name="dino-vits16"),
-        "dino",
-        "DINO by its name dino-vits16",
-    ),
     "bundle": (lambda f: our_file(f, "bundle", "bundle"), OWN, ""),
     "our file in timm's format": (lambda f: our_file(f, "model.safetensors"), OWN, ""),
     "our .pth in timm's format": (lambda f: our_file(f, "model.pth"), "timm", "warning"),
     **{
+        f"Google's {family}": (lambda f, family=family: google(f, family), "google", "")
+        for family in ("vit", "hybrid root", "mixer", "bit")
+    },
+    **{
+        f"Hugging Face folder, {name}": (
+            lambda f, given=given: hf_folder(f, processor=False, **given), how, line
+        )
+        for name, (given, how, line) in HF_FOLDERS.items()
+    },
+    **{
         f"weights alone: {name}": (lambda f, given=given: bare(f, **given), how, line)
         for name, (given, how, line) in WEIGHTS.items()
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
@@ -222,6 +166,7 @@ def test_preprocessing_of_every_origin(tmp_path, origin):
 
 
 def test_warning_states_assumption_and_option(tmp_path):
+    assert get_args(Preset) == tuple(PRESETS)
     path, lines = bare(tmp_path, TIMM), []
     load(path, log=lines.append)
     (line,) = lines
@@ -235,25 +180,17 @@ def test_warning_states_assumption_and_option(tmp_path):
         assert part in line
 
 
-@pytest.mark.parametrize("given", ["deit", OWN], ids=["preset", "value"])
-def test_explicit_preprocessing_does_not_warn(tmp_path, given):
-    lines = []
-    model = load(bare(tmp_path, TIMM), preprocessing=given, log=lines.append)
-    assert lines == []
-    assert model.metadata.preprocessing == (preset("deit", (8, 8)) if given == "deit" else OWN)
-    assert "preprocessing" not in model.metadata.provenance
-
-
-def test_preset_uses_the_adapted_image_size(tmp_path):
+def test_explicit_preprocessing_does_not_warn(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
+    for given, expected in (("deit", preset("deit", (8, 8))), (OWN, OWN)):
+        model = load(path, preprocessing=given, log=lines.append)
+        assert lines == []
+        assert model.metadata.preprocessing == expected
+        assert "preprocessing" not in model.metadata.provenance
     model = load(path, image_size=16, preprocessing="dino", log=lines.append)
     assert model.metadata.preprocessing == preset("dino", (16, 16))
     load(path, image_size=18 * 4, log=lines.append)
     assert "resize short side to 72 (bicubic), center crop 72 x 72" in lines[-1]
-
-
-def test_invalid_preprocessing_raises(tmp_path):
-    path = bare(tmp_path, TIMM)
     with pytest.raises(ConfigError, match="unknown preprocessing 'diet'; did you mean 'deit'"):
         load(path, preprocessing="diet", log=lambda line: None)
     gray = Preprocessing(size=(8, 8), mean=(0.5,), std=(0.5,))
@@ -288,10 +225,6 @@ def test_convert_passes_the_warning_on(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_preset_names_match_the_literal():
-    assert get_args(Preset) == tuple(PRESETS)
-
-
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 METADATA = Metadata(preprocessing=preset("torchvision", (8, 12)))
 
@@ -312,7 +245,9 @@ def test_prepare_accepts_one_image_or_a_list(tmp_path):
     assert METADATA.prepare([]).shape == (0, 3, 8, 12)
 
 
-def test_prepare_normalizes():
+def test_prepare_normalizes_and_converts_to_gray():
+    gray = Metadata(preprocessing=preset("google", (4, 4), channels=1))
+    assert gray.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
     how = Preprocessing(size=(20, 30), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     found = Metadata(preprocessing=how).prepare(PIXELS)[0].permute(1, 2, 0)
     expected = (PIXELS / 255 - np.array(how.mean)) / np.array(how.std)
@@ -329,11 +264,6 @@ def test_prepare_matches_predictor(tmp_path):
     answer = vitrail.Predictor(model)(PIXELS)
     assert answer.label == "abc"[chances.argmax()]
     assert answer.probability == pytest.approx(float(chances.max()), abs=1e-6)
-
-
-def test_prepare_converts_to_gray():
-    metadata = Metadata(preprocessing=preset("google", (4, 4), channels=1))
-    assert metadata.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
 
 
 def test_prepare_names_the_unreadable_image():

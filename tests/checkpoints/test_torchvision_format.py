@@ -56,38 +56,26 @@ def test_round_trip_of_random_configs(config, early):
     assert torchvision.VIT.unsupported(config) == []
 
 
-def test_default_heads_and_override():
+def test_default_heads_override_and_headless_file():
     usual = THEIRS.change(width=192, heads=3)
     assert load(tensors_of(usual)).config == usual
     assert load(tensors_of(usual), heads=6).config.heads == 6
-
-
-def test_headless_file():
     config = THEIRS.change(num_classes=0)  # after `model.heads = nn.Identity()`
     assert same_weights(load(tensors_of(config), heads=2), random_model(config))
     assert torchvision.VIT.unsupported(config) == ["a model without a head"]
 
 
-def conv_stem(tensors):
-    return {name.replace("conv_proj.", "conv_proj.conv_last."): t for name, t in tensors.items()}
-
-
-@pytest.mark.parametrize(
-    ("config", "change", "message"),
-    [
-        (THEIRS, dict, "does not state the number of heads"),
-        (THEIRS.change(width=64), lambda t: t | with_old_names(t), "duplicate tensors"),
-        (THEIRS.change(width=64), conv_stem, "convolutional stem"),
-        (THEIRS.change(width=64, image_size=(8, 12)), dict, "not a square grid"),
-    ],
-)
-def test_unsupported_files_raise(config, change, message):
-    tensors = change(tensors_of(config))
-    with pytest.raises(CheckpointError, match=message):
-        load(tensors)
-
-
-def test_normalize_ignores_other_formats():
+def test_unsupported_files_raise():
+    wide = tensors_of(THEIRS.change(width=64))
+    stem = {name.replace("conv_proj.", "conv_proj.conv_last."): t for name, t in wide.items()}
+    for tensors, message in (
+        (tensors_of(THEIRS), "does not state the number of heads"),
+        (wide | with_old_names(wide), "duplicate tensors"),
+        (stem, "convolutional stem"),
+        (tensors_of(THEIRS.change(width=64, image_size=(8, 12))), "not a square grid"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            load(tensors)
     weights = as_checkpoint({"cls_token": torch.empty(1, 1, 8)})
     assert torchvision.normalize(weights) is weights
     assert not torchvision.VIT.matches(weights.tensors)
