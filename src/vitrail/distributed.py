@@ -254,7 +254,7 @@ def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = FileSystemWriter(folder, sync_files=True, overwrite=False)
-    with checkpoint_errors(), quiet():
+    with checkpoint_io():
         save(tensors, storage_writer=writer, no_dist=not is_distributed())
 
 
@@ -274,7 +274,7 @@ def load_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
             metadata.storage_meta.load_id = self.load_id
             return metadata
 
-    with checkpoint_errors(), quiet():
+    with checkpoint_io():
         load(tensors, storage_reader=Reader(folder), no_dist=not is_distributed())
 
 
@@ -310,33 +310,29 @@ class MetadataUnpickler(pickle._Unpickler):  # in Python: the C version cannot r
 
 
 @contextmanager
-def checkpoint_errors() -> Iterator[None]:
-    """Raise the first failure of any rank as one line, instead of torch's list of tracebacks."""
+def checkpoint_io() -> Iterator[None]:
+    """Raise the first failure of any rank as one line, instead of torch's list of tracebacks.
+
+    Silence torch's warning about a single process and its INFO logs about every tensor.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.INFO))
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+            yield
     except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
         if not isinstance(first, Exception):
             raise first from None  # such as KeyboardInterrupt
         raise CheckpointError(error_reason(first)) from error
+    finally:
+        logging.disable(level)
 
 
 def error_reason(error: BaseException) -> str:
     """Return the first line of an error; the system's message for an OSError."""
     text = error.strerror if isinstance(error, OSError) else str(error)
     return (text or type(error).__name__).strip().splitlines()[0]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence torch's warning about a single process and its INFO logs about every tensor."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.INFO))
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
-            yield
-    finally:
-        logging.disable(before)

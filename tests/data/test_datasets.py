@@ -49,11 +49,8 @@ def test_split_folder_aliases(tmp_path):
     assert open_dataset(tmp_path, "val").classes == ("cat", "dog")  # although it has no dog
     assert open_dataset(tmp_path, "test").labels().tolist() == [1]
     assert len(open_dataset(tmp_path, "all")) == 7
-
-
-def test_class_called_train(tmp_path):
-    make_folder(tmp_path, {"train": 4, "bus": 4, "car": 4, "train/steam": 1})
-    source = open_dataset(tmp_path, "all")
+    vehicles = make_folder(tmp_path / "b", {"train": 4, "bus": 4, "car": 4, "train/steam": 1})
+    source = open_dataset(vehicles, "all")
     assert (source.classes, len(source)) == (("bus", "car", "train"), 13)
 
 
@@ -165,16 +162,13 @@ def test_split_assignment_depends_on_names_and_seed(tmp_path):
     assert len(vals[0]) == 12
 
 
-SPLIT_CASES = {
-    "labels": st.lists(st.integers(0, 4), min_size=1, max_size=200),
-    "val": st.floats(0, 0.45),
-    "test": st.floats(0, 0.45),
-    "seed": st.integers(0, 2**32),
-}
-
-
 @settings(deadline=None)
-@given(**SPLIT_CASES)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=200),
+    val=st.floats(0, 0.45),
+    test=st.floats(0, 0.45),
+    seed=st.integers(0, 2**32),
+)
 def test_splits_are_stratified_and_stable(labels, val, test, seed):
     labels = np.array([*labels, 0], np.int32)
     names, splits = [f"{i}.jpg" for i in range(len(labels))], Splits(val=val, test=test, seed=seed)
@@ -189,16 +183,6 @@ def test_splits_are_stratified_and_stable(labels, val, test, seed):
     moved = assign_splits(names[:-1], labels[:-1], splits) != places[:-1]  # by adding the last one
     assert moved.sum() <= 3
     assert set(labels[:-1][moved].tolist()) <= {0}
-
-
-def test_the_fifteenth_image_can_move_three_others():
-    """Its class then has two images in val and two in test instead of one each."""
-    moved = []
-    for seed in range(20):
-        names, splits = [f"{i}.jpg" for i in range(15)], Splits(seed=seed)
-        before = assign_splits(names[:14], np.zeros(14, np.int32), splits)
-        moved.append((before != assign_splits(names, np.zeros(15, np.int32), splits)[:14]).sum())
-    assert max(moved) == 3
 
 
 def test_multi_label_images_are_split_by_their_rarest_class():

@@ -68,7 +68,7 @@ def test_eval_sampler_covers_every_sample_once(samples, world):
         for rank in range(world)
     ]
     assert sorted(key.row for o in orders for batch in o for key in batch) == list(range(samples))
-    assert all(len(list(order)) == len(order) for order in orders)
+    assert all([len(rows) for rows in o.batches()] == [len(batch) for batch in o] for o in orders)
 
 
 def test_every_use_of_a_sample_has_its_own_randomness():

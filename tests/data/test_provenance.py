@@ -4,7 +4,6 @@ import json
 import os
 
 import numpy as np
-import pytest
 
 from tiny_runs import write_colors, write_folder
 from vitrail.data.datasets import Splits, open_dataset
@@ -18,18 +17,12 @@ def test_provenance_round_trip(tmp_path):
     assert origin.splits == Splits(val=0.2, test=0.0)
     assert len(origin.samples) == PROVENANCE_SAMPLES
     assert DataProvenance.from_dict(json.loads(json.dumps(origin.to_dict()))) == origin
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
+    for values in (
         {"data": 3, "fingerprint": None, "splits": "80:20", "samples": "abc", "taught": {}},
         {"splits": {"val": 2.0}},
         {"splits": {"other": 0.1}},
-    ],
-)
-def test_invalid_values_count_as_unknown(values):
-    assert DataProvenance.from_dict(values) == DataProvenance()
+    ):  # invalid values count as unknown
+        assert DataProvenance.from_dict(values) == DataProvenance()
 
 
 def test_dataset_records_how_it_was_split(tmp_path):

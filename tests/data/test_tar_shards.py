@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_sets import make_folder, pixels, png, same_samples, shared
+from tiny_sets import make_folder, pixels, png, same_samples
 
 from vitrail.cli.dataset import Pack
 from vitrail.data.datasets import Sample, open_dataset, split_counts
@@ -268,18 +268,6 @@ def test_memory_is_flat_when_streaming(tmp_path):
     count, early, late = map(float, done.stdout.split())
     assert count == 30_000
     assert late - early < 1
-
-
-def test_published_flowers_tar(tmp_path):
-    path = shared("flowers5_160.tar", tmp_path)
-    assert split_counts(path) == {"train": 2934, "val": 736}
-    source = open_dataset(path, "val")
-    assert source.classes == ("daisy", "dandelion", "roses", "sunflowers", "tulips")
-    with tarfile.open(path) as tar:
-        for index in (0, 400, 735):
-            assert source[index].data == tar.extractfile(source.name(index)).read()
-    list(pack(str(path), tmp_path / "shards", split="val", max_bytes=2**20))
-    assert same_samples(open_dataset(tmp_path / "shards", "val"), source)
 
 
 # Cached index

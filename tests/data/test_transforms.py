@@ -68,6 +68,8 @@ def test_google_preset_decodes_at_full_size_without_antialiasing(backend):
 
 
 def test_scaled_decoding_only_with_antialiasing(monkeypatch):
+    pixels, transform = photograph(800, 1200), EvalTransform(preprocessing=preset("dino", (96, 96)))
+    assert (transform(jpeg(pixels)).int() - transform(pixels).int()).abs().float().mean() < 2
     asked = []
 
     def pixels(self, *, channels, min_size, max_rows, backend):
@@ -104,15 +106,6 @@ def test_aspect_ratio_is_ignored_or_the_center_cropped():
 def test_presets_give_the_input_size(name, shape):
     how = preset(name, (64, 48))
     assert EvalTransform(preprocessing=how)(photograph(*shape)).shape == (3, 64, 48)
-
-
-def test_scaled_decoding_changes_little():
-    pixels = photograph(800, 1200)
-    how = preset("torchvision", (96, 96))
-    transform = EvalTransform(preprocessing=how)
-    from_file = transform(jpeg(pixels)).int()
-    from_array = transform(pixels).int()
-    assert (from_file - from_array).abs().float().mean() < 2
 
 
 AUGMENTATIONS = {
@@ -174,7 +167,7 @@ def test_invalid_transforms_give_one_line_errors():
         EvalTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
 
 
-@pytest.mark.parametrize("start", [-3, 2, -1, 0])
-def test_padding_reflects_the_image(start):
+def test_padding_reflects_the_image():
     whole = np.pad(np.arange(6), 4, mode="reflect")
-    assert reflect_indices(start, 6).tolist() == whole[start + 4 : start + 10].tolist()
+    for start in (-3, 2, -1, 0):
+        assert reflect_indices(start, 6).tolist() == whole[start + 4 : start + 10].tolist()

@@ -503,14 +503,8 @@ def adapt_kernels(state: dict[str, Tensor], old: Any, new: Any) -> list[Change]:
 
 def first_kernel(state: dict[str, Tensor]) -> str:
     """Return the name of the convolution that reads the image."""
-    names = (
-        "stem.resnet.root.weight",
-        "stem.layers.0.weight",
-        "root.weight",
-        "stem.projection.weight",
-        "stem.weight",
-    )
-    return next(name for name in names if name in state)
+    layers = ("stem.resnet.root", "stem.layers.0", "root", "stem.projection", "stem")
+    return next(f"{layer}.weight" for layer in layers if f"{layer}.weight" in state)
 
 
 def adapt_metadata(metadata: Metadata, old: Any, new: Any) -> Metadata:

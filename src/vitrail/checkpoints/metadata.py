@@ -95,26 +95,16 @@ class Metadata:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Metadata":
         """Undo `to_dict`; other keys are ignored."""
-        class_names, provenance = values.get("class_names", []), values.get("provenance", {})
-        preprocessing, multi_label = values.get("preprocessing"), values.get("multi_label", False)
-        conformal = values.get("conformal", {})
-        if (
-            not isinstance(class_names, list)
-            or not isinstance(provenance, Mapping)
-            or not isinstance(multi_label, bool)
-            or not isinstance(conformal, Mapping)
-            or not isinstance(preprocessing, Mapping)
-        ):
+        stated = {"class_names": [], "provenance": {}, "multi_label": False, "conformal": {}}
+        stated |= {name: values[name] for name in stated if name in values}
+        kinds = (list, Mapping, bool, Mapping)
+        valid = all(map(isinstance, stated.values(), kinds))
+        if not valid or not isinstance(preprocessing := values.get("preprocessing"), Mapping):
             raise CheckpointError(
                 "invalid preprocessing, class_names or provenance in the metadata"
             )
-        return cls(
-            preprocessing=preprocessing_from_dict(preprocessing),
-            class_names=tuple(map(str, class_names)),
-            provenance=provenance,
-            multi_label=multi_label,
-            conformal=conformal,
-        )
+        stated["class_names"] = tuple(map(str, stated["class_names"]))
+        return cls(preprocessing=preprocessing_from_dict(preprocessing), **stated)
 
 
 def get_metadata(model: Model) -> Metadata:

@@ -43,6 +43,18 @@ MIN_STEP = 3  # gray levels: less between neighbors is noise
 MIN_CONTRAST = 2.0  # gray levels, below which an image is blank
 MAX_COMPARISONS = 2**18  # at once: bounds the memory
 NO_PROBLEMS = "No problems found in files, duplicates and class sizes."
+IMAGE_PROBLEMS = {  # attribute of a report: description and advice, most urgent first
+    "leaks": "image{s} in more than one split {kinds}: keep each in one split, or results will be "
+    "too optimistic.",
+    "unreadable": "unreadable file{s}: repair or delete; in training each is replaced by another "
+    "sample.",
+    "conflicts": "image{s} with more than one label: decide which is correct, and delete the other "
+    "copies.",
+    "repeated": "image{s} more than once in a split {kinds}: one copy of each is enough.",
+    "blank": "blank image{s} (a single color): check if intended.",
+    "small": "image{s} much smaller than the others: check for previews of larger images.",
+    "gray": "gray image{s} among color images: harmless, unless gray correlates with some classes.",
+}
 ARRAY_MODES = {(): "L", (1,): "L", (3,): "RGB"}  # by the shape after rows and columns
 IMAGE_STATS = np.dtype(
     [
@@ -136,10 +148,23 @@ class DatasetReport:
         """The same image with different labels."""
         return tuple(group for group in self.duplicates + self.near_duplicates if group.conflict)
 
+    @property
+    def repeated(self) -> tuple[DuplicateGroup, ...]:
+        """The same image more than once in a split, with the same label."""
+        groups = self.duplicates + self.near_duplicates
+        return tuple(group for group in groups if not (group.leak or group.conflict))
+
     @cached_property
     def recommendations(self) -> tuple[str, ...]:
         """What to do, most urgent first."""
-        lines = [*image_problems(self), *class_problems(self)] or [NO_PROBLEMS]
+        lines = []
+        for name, text in IMAGE_PROBLEMS.items():
+            if items := getattr(self, name):
+                exact = sum(getattr(item, "exact", False) for item in items)
+                kinds = f"({exact:,} exact, {len(items) - exact:,} near duplicates)"
+                text = text.format(s="s" if len(items) > 1 else "", kinds=kinds)
+                lines.append(f"{len(items):,} {text}")
+        lines = [*lines, *class_problems(self)] or [NO_PROBLEMS]
         if self.examined < self.images:
             lines.append(
                 f"Only {self.examined:,} of {self.images:,} images were checked; run without a "
@@ -342,55 +367,6 @@ def candidate_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray
 
 
 # Recommendations.
-
-
-def image_problems(report: DatasetReport) -> Iterator[str]:
-    """Describe problems of files, and of images in several splits."""
-    leaks = sum(group.exact for group in report.leaks)
-    inside = [
-        group
-        for group in report.duplicates + report.near_duplicates
-        if not (group.leak or group.conflict)
-    ]
-    exact = sum(group.exact for group in inside)
-    problems: tuple[tuple[Sequence[object], str, str], ...] = (
-        (
-            report.leaks,
-            "image",
-            f" in more than one split ({leaks:,} exact, {len(report.leaks) - leaks:,} near "
-            "duplicates): keep each in one split, or results will be too optimistic.",
-        ),
-        (
-            report.unreadable,
-            "unreadable file",
-            ": repair or delete; in training each is replaced by another sample.",
-        ),
-        (
-            report.conflicts,
-            "image",
-            " with more than one label: decide which is correct, and delete the other copies.",
-        ),
-        (
-            inside,
-            "image",
-            f" more than once in a split ({exact:,} exact, {len(inside) - exact:,} near "
-            "duplicates): one copy of each is enough.",
-        ),
-        (report.blank, "blank image", " (a single color): check if intended."),
-        (
-            report.small,
-            "image",
-            " much smaller than the others: check for previews of larger images.",
-        ),
-        (
-            report.gray,
-            "gray image",
-            " among color images: harmless, unless gray correlates with some classes.",
-        ),
-    )
-    for items, noun, text in problems:
-        if items:
-            yield f"{len(items):,} {noun}{'s' if len(items) > 1 else ''}{text}"
 
 
 def class_problems(report: DatasetReport) -> Iterator[str]:

@@ -43,11 +43,12 @@ from vitrail.data.datasets import (
 )
 from vitrail.data.storage import (
     ALLOW_OUTSIDE,
-    file_exists,
     is_inside,
+    is_remote,
     outside_error,
     read_error,
     read_file,
+    request,
 )
 from vitrail.errors import DataError
 
@@ -84,14 +85,23 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     Without split folders, every folder is scanned once.
     """
     subfolders, outside = list_folder(root)
-    split_folders = find_split_folders(root, subfolders)
+    split_folders = {}  # such as {"training": "train", "valid": "val"}
+    for name in subfolders:
+        # A class may be called train, too: splits contain class folders and no images.
+        if (alias := canonical_split(name)) in SPLITS:
+            below, images = list_folder(root / name)
+            if not images and any(any_image(root / name / folder) for folder in below):
+                split_folders[name] = alias
+    others = (name for name in subfolders if name not in split_folders)
+    if len(split_folders) == 1 and any(list_folder(root / name)[1] for name in others):
+        split_folders = {}  # the only one among folders of images is a class
     split_names = tuple(sorted(set(split_folders.values()), key=split_order))
     names, encoder, class_names = PackedStrings(), SampleEncoder(), set[str]()
-    others: dict[str, Counter[str]] = defaultdict(Counter)  # class folder: files by extension
+    skipped_by_class: dict[str, Counter[str]] = defaultdict(Counter)  # files by extension
     for top, top_split in (split_folders or {"": ""}).items():
         is_selected = split not in split_names or split == top_split
         for name in list_folder(root / top)[0] if top else subfolders:
-            skipped = others[name] if is_selected else Counter()
+            skipped = skipped_by_class[name] if is_selected else Counter()
             for path in walk_images(root, f"{top}/{name}" if top else name, skipped):
                 class_names.add(name)
                 if not is_selected:
@@ -101,7 +111,7 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     if not class_names:
         return None
     classes = tuple(sorted(class_names))
-    skipped = sum((others[name] for name in classes), Counter())
+    skipped = sum((skipped_by_class[name] for name in classes), Counter())
     notes = skipped_notes(skipped, 0 if split_folders else outside) + case_collisions(classes)
     for name in subfolders if split_folders else ():
         if name not in split_folders and any_image(root / name):
@@ -109,24 +119,6 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     ids = {name: number for number, name in enumerate(classes)}
     store = FolderStore(str(root), names)
     return encoder.index(str(root), names, store, classes, ids, splits=split_names, notes=notes)
-
-
-def find_split_folders(root: Path, subfolders: Sequence[str]) -> dict[str, str]:
-    """Return folders that are splits, and which: {"training": "train", "valid": "val"}.
-
-    A folder called train may also be a class. It is a split if it contains class folders and no
-    images, and is not the only one of its kind among folders of images.
-    """
-    split_folders = {}
-    for name in subfolders:
-        if (split := canonical_split(name)) in SPLITS:
-            below, images = list_folder(root / name)
-            if not images and any(any_image(root / name / folder) for folder in below):
-                split_folders[name] = split
-    others = (name for name in subfolders if name not in split_folders)
-    if len(split_folders) == 1 and any(list_folder(root / name)[1] for name in others):
-        return {}
-    return split_folders
 
 
 def walk_images(root: str | Path, folder: str, skipped: Counter[str]) -> Iterator[str]:
@@ -362,8 +354,10 @@ def number_classes(
 def read_classes(folder: str) -> tuple[str, ...] | None:
     """Read classes.json or classes.txt in a folder, if there is one."""
     for name in CLASS_FILES:
-        path = os.path.join(folder, name)
-        if file_exists(path):
+        path, exists = os.path.join(folder, name), False
+        with suppress(DataError):  # some remote stores deny access to missing keys
+            exists = request(path, "isfile") if is_remote(path) else os.path.isfile(path)
+        if exists:
             return parse_classes(read_file(path).decode("utf-8-sig", "replace"), path)
     return None
 

@@ -111,9 +111,6 @@ class EvalSampler:
     def __iter__(self) -> Iterator[list[SampleKey]]:
         return ([SampleKey(0, row) for row in rows] for rows in self.batches())
 
-    def __len__(self) -> int:
-        return len(self.batches())
-
     def batches(self) -> list[range]:
         """Return the rows of each batch of this process."""
         size, samples = self.batch_size, self.samples

@@ -108,15 +108,6 @@ def file_size(path: str) -> int:
         raise read_error(path, error) from None
 
 
-def file_exists(path: str) -> bool:
-    if not is_remote(path):
-        return os.path.isfile(path)
-    try:
-        return bool(request(path, "isfile"))
-    except DataError:  # some stores deny access to missing keys
-        return False
-
-
 def glob_files(pattern: str) -> list[str]:
     """Return the sorted paths of files that match a pattern with `*` and `?`."""
     if is_remote(pattern):
