@@ -109,8 +109,5 @@ def test_largest_input_fits():
         size = len(family.make(largest(family, 2**16)))
         assert size <= 2**16
         assert size > 2**16 - 2 * unit or not unit
-
-
-def test_every_target_has_seeds_and_bounds_scale():
     assert fuzz_inputs.SEEDS.keys() == fuzz_cost.TARGETS.keys()
     assert Bound().cpu_for(2**21) > Bound().cpu_for(2**20)

@@ -164,15 +164,12 @@ def test_missing_extra_is_one_line_with_the_pip_command(missing, extra, call, mo
     assert missing.partition(".")[0].replace("_", "-") in names(EXTRAS[extra])
 
 
-def test_extras_named_in_messages_and_docs_exist():
+def test_extras_in_messages_exist_and_dependencies_are_pinned():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")]
     for path in [*PACKAGE.rglob("*.py"), *pages]:
         for extra in re.findall(r"vitrail\[([\w,{}]+)\]", path.read_text(encoding="utf-8")):
             for name in extra.split(","):
                 assert name in EXTRAS or "{" in name, f"{path.name}: {name}"
-
-
-def test_every_dependency_is_pinned():
     required = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
     assert required - pins().keys() == set()
     assert all(re.fullmatch(r"[\w.]+", version) for version in pins().values())

@@ -120,14 +120,11 @@ def test_collectives(two):
         }
 
 
-def test_failed_save_is_one_line_on_all_ranks(two):
+def test_failed_save_is_one_line_and_no_warnings_are_shown(two):
     first, second = two["failures"]
     assert first == second
     assert first.startswith("cannot save the run's state in ")
     assert "\n" not in first
-
-
-def test_no_warnings_are_shown(two):
     assert two["warnings"] == []
     assert "Warning" not in two["stderr"]
 

@@ -90,9 +90,6 @@ def test_times_quicker_is_the_peers_time_over_our_shortest_that_is_as_good():
     peers, ours = [entry("timm", [(90, 0.8)])], [entry("vitrail", [(90, 0.799)])]
     assert race_report.times_quicker(ours, race_report.best_of(peers)) is None
     assert "not reached" in race_report.conclusion("set", ours, peers)[0]
-
-
-def test_every_best_variant_exists():
     table = race_variants.VARIANTS
     for best in race_variants.BEST.values():
         assert set(best) == set(table)

@@ -22,16 +22,7 @@ def test_renamed_names_warn_and_are_the_new_ones(old, new):
     assert old not in vitrail.__all__
 
 
-def test_renamed_attribute_of_models():
-    model = vitrail.create("ViT-Mu/4", num_classes=2, image_size=8, patch_size=4)
-    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
-        model.facts = "metadata"
-    assert model.metadata == "metadata"
-    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
-        assert model.facts == "metadata"
-
-
-def test_renamed_keywords(tmp_path, monkeypatch):
+def test_renamed_keywords_and_attributes(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     colors = write_colors(tmp_path / "colors.npz")
     tiny_run(colors, tmp_path / "run", steps=2)
@@ -45,6 +36,12 @@ def test_renamed_keywords(tmp_path, monkeypatch):
         assert predictor.facts is predictor.metadata
     assert predictor(np.zeros((8, 8, 3), np.uint8)).label
     assert model.config.num_classes == 7
+    model = vitrail.create("ViT-Mu/4", num_classes=2, image_size=8, patch_size=4)
+    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
+        model.facts = "metadata"
+    assert model.metadata == "metadata"
+    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
+        assert model.facts == "metadata"
 
 
 def test_a_watch_of_0_1_receives_the_events_of_a_run(tmp_path):

@@ -29,20 +29,17 @@ def test_convert_command_summarizes_and_verifies(npz, tmp_path, capsys):
     assert same_weights(load(tmp_path / "out"), random_model(VIT))
 
 
-def test_convert_json_lists_every_tensor(npz, tmp_path, capsys):
+def test_dry_run_writes_nothing_and_json_lists_every_tensor(npz, tmp_path, capsys):
+    command = ["convert", str(npz), str(tmp_path / "out"), "--to", "bundle", "--dry-run"]
+    assert main(command) == 0
+    assert "nothing written" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
     assert main(["convert", str(npz), str(tmp_path / "out"), "--to", "bundle", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["difference"] == 0
     assert done["source_format"] == "google"
     assert [["cls"], ["cls_token"]] in done["tensors"]
     assert len(done["tensors"]) == len(random_model(VIT).state_dict())
-
-
-def test_dry_run_writes_nothing(npz, tmp_path, capsys):
-    command = ["convert", str(npz), str(tmp_path / "out"), "--to", "bundle", "--dry-run"]
-    assert main(command) == 0
-    assert "nothing written" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
 
 
 def test_numerics_loss_needs_allow_loss(npz, tmp_path, capsys):
@@ -62,6 +59,11 @@ def test_allow_loss_never_drops_weights(tmp_path):
     with pytest.raises(CheckpointError, match="google cannot express register tokens"):
         convert(tmp_path / "source", tmp_path / "out.npz", "google", allow_loss=True)
     assert not (tmp_path / "out.npz").exists()
+    save(random_model(FAMILIES["mixer"]), tmp_path / "mixer")
+    with pytest.raises(
+        CheckpointError, match="huggingface does not support Mixer models; use one of bundle"
+    ):
+        convert(tmp_path / "mixer", tmp_path / "out", "huggingface")
 
 
 def test_metadata_survives_foreign_safetensors(tmp_path):
@@ -71,14 +73,6 @@ def test_metadata_survives_foreign_safetensors(tmp_path):
     metadata = load(tmp_path / "out.safetensors").metadata
     assert metadata.class_names == ("cat", "dog", "owl")
     assert metadata.preprocessing == load(tmp_path / "source").metadata.preprocessing
-
-
-def test_unsupported_family_lists_formats(tmp_path):
-    save(random_model(FAMILIES["mixer"]), tmp_path / "mixer")
-    with pytest.raises(
-        CheckpointError, match="huggingface does not support Mixer models; use one of bundle"
-    ):
-        convert(tmp_path / "mixer", tmp_path / "out", "huggingface")
 
 
 def test_failed_verification_writes_nothing(npz, tmp_path, monkeypatch):

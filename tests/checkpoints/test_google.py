@@ -119,7 +119,7 @@ def test_bfloat16_stored_as_void(tmp_path, vit):
     assert_loads(tmp_path, arrays, vit)
 
 
-def test_positions_with_and_without_class_row(tmp_path, vit, tiny):
+def test_position_rows_sincos_and_oblong_patches(tmp_path, vit, tiny):
     arrays = arrays_of(vit)
     arrays["cls"] = arrays["cls"] + arrays[POSITION][:, :1]
     arrays[POSITION] = arrays[POSITION][:, 1:]
@@ -131,6 +131,12 @@ def test_positions_with_and_without_class_row(tmp_path, vit, tiny):
     arrays, table = arrays_of(model), arrays_of(model)[POSITION]
     arrays[POSITION] = np.concatenate([np.ones_like(table[:, :1]), table], axis=1)
     assert_loads(tmp_path, arrays, model)
+    for changes in (
+        {"position": "sincos-2d", "pool": "mean", "image_size": 224},
+        {"patch_size": (4, 8), "image_size": (8, 16)},
+    ):
+        model = random_model(tiny.change(**changes))
+        assert assert_loads(tmp_path, arrays_of(model), model).config == model.config
 
 
 @pytest.mark.parametrize("name", ["no head", "attention pooling", "gray", "hybrid", "hybrid root"])
@@ -144,16 +150,7 @@ def test_families(tmp_path, name):
     assert_loads(tmp_path, renamed(arrays, ("^MAPHead_0/", "")), model)
 
 
-def test_sincos_positions_and_oblong_patches(tmp_path, tiny):
-    for changes in (
-        {"position": "sincos-2d", "pool": "mean", "image_size": 224},
-        {"patch_size": (4, 8), "image_size": (8, 16)},
-    ):
-        model = random_model(tiny.change(**changes))
-        assert assert_loads(tmp_path, arrays_of(model), model).config == model.config
-
-
-def test_bit_in_big_vision_names(tmp_path):
+def test_other_names_of_bit_and_mixer(tmp_path):
     model = random_model(create("BiT-R50x1", blocks=(1, 2), num_classes=3).config)
     conv = "standardized_conv2d"
     assert_loads(tmp_path, renamed(arrays_of(model), (f"{conv}/", f"{conv}_7/")), model)
@@ -174,9 +171,6 @@ def test_bit_in_big_vision_names(tmp_path):
         if "/gn" in name or name.startswith("norm-pre-head"):
             arrays[name] = arrays[name][None, None, None]
     assert_loads(tmp_path, arrays, model)
-
-
-def test_mixer_in_old_names(tmp_path):
     model = random_model(create("Mixer-S/16", depth=2, image_size=32, num_classes=3).config)
     arrays = renamed(
         arrays_of(model),

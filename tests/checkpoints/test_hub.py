@@ -109,11 +109,15 @@ def test_second_fetch_uses_the_cache(hub, cache, monkeypatch):
     assert hub.requests == ["GET /api/models/ada/vit/revision/main"]
 
 
-def test_modified_cache_is_detected(hub):
+def test_modified_cache_is_detected_and_a_read_only_one_used(hub):
     weights = fetch("hf:ada/vit") / "model.safetensors"
     weights.resolve().write_bytes(WEIGHTS[::-1])
     assert "corrupt download" in error_of("hf:ada/vit")
     assert contents(fetch("hf:ada/vit")) == MODEL
+    folder = fetch("hf:ada/vit")
+    shutil.rmtree(folder.parents[1] / "verified")
+    (folder.parents[1] / "verified").touch()  # in the way, also of a user who may do anything
+    assert fetch("hf:ada/vit") == folder
 
 
 def test_revisions(hub):
@@ -222,13 +226,6 @@ def test_local_errors_are_one_line(hub, monkeypatch, trouble, message):
     assert message in error_of("hf:ada/vit")
 
 
-def test_read_only_cache_is_used(hub):
-    folder = fetch("hf:ada/vit")
-    shutil.rmtree(folder.parents[1] / "verified")
-    (folder.parents[1] / "verified").touch()  # in the way, also of a user who may do anything
-    assert fetch("hf:ada/vit") == folder
-
-
 @pytest.mark.parametrize("token", [None, "hf_wrong"])
 def test_missing_or_private_repository_raises(hub, monkeypatch, token):
     hub.add("ada/private", MODEL, private=True)
@@ -248,15 +245,6 @@ def test_token_is_used_and_not_leaked(hub, monkeypatch, trait):
     assert not hub.leaked_token
 
 
-def test_only_needed_files_are_downloaded(hub):
-    needed = {**MODEL, "preprocessor_config.json": b"{}", "README.md": b"# ViT"}
-    others = ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx"]
-    others += ["checkpoint-1/model.safetensors", "training_args.bin", "logs.txt"]
-    hub.add("ada/large", {**needed, **dict.fromkeys(others, b"huge")})
-    assert contents(fetch("hf:ada/large")) == needed
-    assert hub.count("|".join(others)) == 0
-
-
 @pytest.mark.parametrize(
     ("names", "chosen"),
     [
@@ -273,13 +261,19 @@ def test_weight_file_preference(names, chosen):
     assert weight_files(names) == chosen
 
 
-def test_missing_or_ambiguous_weights_raise(hub):
+def test_only_needed_files_are_downloaded_and_ambiguous_ones_raise(hub):
     hub.add("ada/empty", {"config.json": CONFIG, "tf_model.h5": b""})
     assert error_of("hf:ada/empty").endswith("it contains config.json, tf_model.h5")
     hub.add("ada/many", {f"{number}.txt": b"" for number in range(100)})
     assert error_of("hf:ada/many").endswith("and 95 more")
     hub.add("ada/zoo", {"B_16.npz": b"", "L_16.npz": b""})
     assert "B_16.npz, L_16.npz; download one with `hf download" in error_of("hf:ada/zoo")
+    needed = {**MODEL, "preprocessor_config.json": b"{}", "README.md": b"# ViT"}
+    others = ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx"]
+    others += ["checkpoint-1/model.safetensors", "training_args.bin", "logs.txt"]
+    hub.add("ada/large", {**needed, **dict.fromkeys(others, b"huge")})
+    assert contents(fetch("hf:ada/large")) == needed
+    assert hub.count("|".join(others)) == 0
 
 
 INDEX = b'{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}'

@@ -165,7 +165,7 @@ def test_preprocessing_of_every_origin(tmp_path, origin):
     assert assumed == (logged == "warning")
 
 
-def test_warning_states_assumption_and_option(tmp_path):
+def test_warning_states_assumption_and_explicit_preprocessing_does_not_warn(tmp_path):
     assert get_args(Preset) == tuple(PRESETS)
     path, lines = bare(tmp_path, TIMM), []
     load(path, log=lines.append)
@@ -178,9 +178,6 @@ def test_warning_states_assumption_and_option(tmp_path):
         ", ".join(PRESETS),
     ):
         assert part in line
-
-
-def test_explicit_preprocessing_does_not_warn(tmp_path):
     path, lines = bare(tmp_path, TIMM), []
     for given, expected in (("deit", preset("deit", (8, 8))), (OWN, OWN)):
         model = load(path, preprocessing=given, log=lines.append)
@@ -243,6 +240,10 @@ def test_prepare_accepts_one_image_or_a_list(tmp_path):
     many = METADATA.prepare([*ways, torch.tensor(PIXELS).permute(2, 0, 1)])
     assert torch.equal(many, one.expand(5, -1, -1, -1))
     assert METADATA.prepare([]).shape == (0, 3, 8, 12)
+    with pytest.raises(DataError, match="image 2: empty file"):
+        METADATA.prepare([PIXELS, b""])
+    with pytest.raises(DataError, match="File not found: nowhere"):
+        METADATA.prepare("nowhere.jpg")
 
 
 def test_prepare_normalizes_and_converts_to_gray():
@@ -264,10 +265,3 @@ def test_prepare_matches_predictor(tmp_path):
     answer = vitrail.Predictor(model)(PIXELS)
     assert answer.label == "abc"[chances.argmax()]
     assert answer.probability == pytest.approx(float(chances.max()), abs=1e-6)
-
-
-def test_prepare_names_the_unreadable_image():
-    with pytest.raises(DataError, match="image 2: empty file"):
-        METADATA.prepare([PIXELS, b""])
-    with pytest.raises(DataError, match="File not found: nowhere"):
-        METADATA.prepare("nowhere.jpg")

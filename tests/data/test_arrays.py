@@ -57,7 +57,7 @@ def test_npz_with_splits_and_class_names(tmp_path, save):
     assert len(pickle.dumps(source)) < 2000
 
 
-def test_array_name_aliases(tmp_path):
+def test_array_names_and_label_notations(tmp_path):
     images, labels = pixels(10), np.arange(10) % 5
     np.savez(tmp_path / "med.npz", train_images=images, train_labels=labels[:, None],
              val_images=images[:4], val_labels=labels[:4])  # fmt: skip
@@ -68,6 +68,15 @@ def test_array_name_aliases(tmp_path):
     np.save(tmp_path / "pair" / "labels.npy", labels)
     for reference in ("plain.npz", "pair", "pair/images.npy", "pair/labels.npy"):
         assert np.array_equal(open_dataset(tmp_path / reference, "all")[3].data, images[3])
+    for labels, expected, classes in (
+        (np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]]), [(0, 2), (), (1,)], "012"),
+        (np.eye(3, dtype=np.uint8), [0, 1, 2], "012"),
+        (np.array(["b", "a", "b"]), [1, 0, 1], "ab"),
+    ):
+        np.savez(tmp_path / "a.npz", images=pixels(3), labels=labels)
+        source = open_dataset(tmp_path / "a.npz", "all")
+        assert list(source.labels()) == expected
+        assert source.classes == tuple(classes)
 
 
 @pytest.mark.parametrize("channels", [2, 3, 6, 13])
@@ -79,18 +88,6 @@ def test_any_number_of_channels_first_or_last(tmp_path, channels):
         source = open_dataset(tmp_path / f"{name}.npz", "all")
         for dataset in (source, pickle.loads(pickle.dumps(source))):
             assert np.array_equal(dataset[2].data, images[2])
-
-
-def test_label_notations(tmp_path):
-    for labels, expected, classes in (
-        (np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]]), [(0, 2), (), (1,)], "012"),
-        (np.eye(3, dtype=np.uint8), [0, 1, 2], "012"),
-        (np.array(["b", "a", "b"]), [1, 0, 1], "ab"),
-    ):
-        np.savez(tmp_path / "a.npz", images=pixels(3), labels=labels)
-        source = open_dataset(tmp_path / "a.npz", "all")
-        assert list(source.labels()) == expected
-        assert source.classes == tuple(classes)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +324,7 @@ def test_folder_of_parquet_files(parquet, tmp_path):
     assert same_samples(open_dataset(tmp_path / "shards", "val"), source)
 
 
-def test_save_to_disk_format(datasets, tmp_path):
+def test_save_to_disk_with_all_kinds_of_labels(datasets, tmp_path):
     both = datasets.DatasetDict(train=make(datasets, 6), test=make(datasets, 2))
     both.save_to_disk(tmp_path / "both")
     make(datasets, 10).save_to_disk(tmp_path / "one")
@@ -339,9 +336,6 @@ def test_save_to_disk_format(datasets, tmp_path):
     datasets.DatasetDict(train=make(datasets, 6), test=hidden).save_to_disk(tmp_path / "hidden")
     assert open_dataset(tmp_path / "hidden").notes == ("split test has no labels and was skipped",)
     assert split_counts(tmp_path / "hidden") == {"train": 6}
-
-
-def test_multi_label_and_string_labels(datasets, tmp_path):
     image = [{"bytes": png(i), "path": None} for i in range(3)]
     several = datasets.Features(
         {"img": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=list("abc")))}

@@ -89,30 +89,21 @@ def test_operations_preserve_size_and_mode(name, mode):
             assert OPERATIONS[name](image, 1.0, geometry).tobytes() == image.tobytes()
 
 
-def test_fill_is_converted_to_the_mode():
+def test_fill_interpolation_and_cutout():
     geometry, move = Geometry((255, 0, 0)), GEOMETRY_OPS["translate_x"]
     assert move(random_image((4, 4)), 4, geometry).getcolors() == [(16, (255, 0, 0))]
     assert move(random_image((4, 4), "L"), 4, geometry).getcolors() == [(16, 76)]
     whole = GEOMETRY_OPS["rotate"](random_image((4, 4)), 45, Geometry(7))
     assert whole.getpixel((0, 0)) == (7, 7, 7)
-
-
-def test_bilinear_shift_interpolates_between_neighbors():
     image = Image.fromarray(np.arange(0, 200, 10, dtype=np.uint8)[None].repeat(5, 0))
     geometry = Geometry(0, Image.Resampling.BILINEAR)
     moved = np.asarray(GEOMETRY_OPS["translate_x"](image, 2.25, geometry)).astype(int)
     assert np.abs(moved[:, 3:] - (np.arange(20) * 10 - 22.5)[3:]).max() <= 1
-
-
-def test_cutout_is_clipped_to_the_image():
     image, cutout = Image.new("L", (20, 10), 200), GEOMETRY_OPS["cutout"]
     assert (np.asarray(cutout(image, 2, Geometry(0))) == 0).sum() == 16
     corner = np.asarray(cutout(image, 2, Geometry(0, center=(0.0, 0.0))))
     assert (corner[:2, :2] == 0).all()
     assert (corner == 0).sum() == 4
-
-
-def test_constant_image_survives_color_operations():
     flat = Image.new("RGB", (8, 8), (10, 100, 200))
     for name in ("autocontrast", "equalize", "sharpness"):
         assert COLOR_OPS[name](flat, 1.5).tobytes() == flat.tobytes(), name
@@ -182,9 +173,6 @@ def test_inception_crop_area_and_aspect_ratio():
     assert abs(np.log(shapes).mean()) < 0.015  # log-uniform: as often wide as tall
     middles = np.array([(box.top + box.height / 2, box.left + box.width / 2) for box in boxes])
     assert np.abs(middles.mean(0) - (200, 250)).max() < 5
-
-
-def test_inception_crop_falls_back_to_the_center():
     assert augment.inception_crop(10, 1000, seeded(), area=(0.9, 1.0)) == (0, 493, 10, 13)
     assert augment.inception_crop(1000, 10, seeded(), area=(0.9, 1.0)) == (493, 0, 13, 10)
     assert augment.inception_crop(1, 1, seeded()) == Box(0, 0, 1, 1)

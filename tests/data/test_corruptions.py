@@ -52,7 +52,7 @@ def test_deterministic_corruptions_follow_the_published_definitions(image):
     np.testing.assert_allclose(line[12 - np.arange(13)], weights[:13] / weights.sum(), rtol=1e-6)
 
 
-def test_noise_has_the_published_strength():
+def test_noise_has_the_published_strength(image):
     gray = np.full((64, 64, 3), 128, np.uint8)
     for severity, scale in ((1, 0.08), (3, 0.18)):
         noisy = corrupt(gray, "gaussian_noise", severity) / 255
@@ -62,9 +62,6 @@ def test_noise_has_the_published_strength():
     )
     impulse = corrupt(gray, "impulse_noise", 4)
     assert np.isin(impulse, (0, 255)).mean() == pytest.approx(0.17, abs=0.01)
-
-
-def test_wrong_names_and_severities_are_refused(image):
     with pytest.raises(ConfigError, match="fog"):
         corrupt(image, "fogg", 1)
     with pytest.raises(ConfigError, match="1 to 5"):

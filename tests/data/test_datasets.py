@@ -251,13 +251,20 @@ def test_fingerprint(tmp_path):
     assert digest("c.npz") == digest("d.npz") != digest("e.npz")
 
 
-def test_builtin_dataset():
+def test_builtin_dataset_opens_without_torch_and_pillow():
     assert split_counts("builtin:sign-digits") == {"train": 1653, "test": 409}
     source = open_dataset("builtin:sign-digits", "test")
     assert source.classes == tuple("0123456789")
     assert source[0].data.startswith(b"\xff\xd8")
     assert source.name(0) == "test/0/IMG_1158.JPG"
     assert fingerprint(open_dataset("builtin:sign-digits")) == "ebea408a87bd788aefdf8f450febcb1c"
+    code = (
+        "import sys; from vitrail.data.datasets import open_dataset\n"
+        "open_dataset('builtin:sign-digits')[0]\n"
+        "assert 'torch' not in sys.modules and 'PIL' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_datasets_are_picklable_and_thread_safe(tmp_path):
@@ -271,16 +278,6 @@ def test_datasets_are_picklable_and_thread_safe(tmp_path):
         with ThreadPoolExecutor(4) as pool:
             many = list(pool.map(again.__getitem__, [0, 1, 2, 3] * 50))
         assert all(np.array_equal(sample.data, first.data) for sample in many[::4])
-
-
-def test_opening_a_dataset_imports_neither_torch_nor_pillow():
-    code = (
-        "import sys; from vitrail.data.datasets import open_dataset\n"
-        "open_dataset('builtin:sign-digits')[0]\n"
-        "assert 'torch' not in sys.modules and 'PIL' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_folders_deeper_than_the_recursion_limit(tmp_path):

@@ -252,9 +252,6 @@ def test_pixel_limit_is_exact():
         open_image(wide)
     image = open_image(wide, max_pixels=10**8)
     assert (image.height, image.width, image.mode) == (9_500, 10_000, "1")
-
-
-def test_channels_and_backend_are_checked():
     with pytest.raises(ConfigError, match="channels=4"):
         decode(ODD["png"].data, channels=4)
     with pytest.raises(ConfigError, match="did you mean 'pillow'"):

@@ -48,6 +48,10 @@ def test_epochs_are_different_permutations():
     assert take(5, samples=10, batch_size=4, seed=1) != batches == take(5, samples=10, batch_size=4)
     (batch,) = take(1, samples=3, batch_size=8)  # larger than the dataset
     assert [key.epoch for key in batch] == [0, 0, 0, 1, 1, 1, 2, 2]
+    with pytest.raises(ConfigError, match="not divisible by 3 processes; try 12"):
+        TrainSampler(samples=5, batch_size=10, world_size=3)
+    with pytest.raises(ConfigError, match="training set is empty"):
+        TrainSampler(samples=0, batch_size=10)
 
 
 def test_stream_depends_neither_on_start_nor_on_processes():
@@ -71,20 +75,17 @@ def test_eval_sampler_covers_every_sample_once(samples, world):
     assert all([len(rows) for rows in o.batches()] == [len(batch) for batch in o] for o in orders)
 
 
-def test_every_use_of_a_sample_has_its_own_randomness():
+def test_uses_of_a_sample_have_their_own_randomness_or_views():
     keys = flat(take(5, samples=5, batch_size=6, repeats=3))  # two epochs of 15
     assert [key.repeat for key in keys] == [0, 1, 2] * 10
     assert all(len({k[:2] for k in keys[start : start + 3]}) == 1 for start in range(0, 30, 3))
     assert sorted(key.row for key in keys[:15]) == sorted([*range(5)] * 3)
     assert len({key.rng(0).random() for key in keys}) == 30
     assert keys[0].rng(0).random() == keys[0].rng(0).random() != keys[0].rng(1).random()
-
-
-def test_invalid_samplers_are_rejected():
-    with pytest.raises(ConfigError, match="not divisible by 3 processes; try 12"):
-        TrainSampler(samples=5, batch_size=10, world_size=3)
-    with pytest.raises(ConfigError, match="training set is empty"):
-        TrainSampler(samples=0, batch_size=10)
+    batches = take(6, samples=4, batch_size=4, views=3)
+    draws = [{key.row: key.rng(0).random() for key in batch} for batch in batches]
+    assert draws[:3] == draws[3:]
+    assert len({draw[0] for draw in draws}) == 3
 
 
 def test_balanced_sampling_draws_every_class_equally_often():
@@ -100,13 +101,6 @@ def test_balanced_sampling_draws_every_class_equally_often():
     keys = flat(take(2, **settings))
     assert [key.repeat for key in keys if key.row == 9] == list(range(5))
     assert take(2, start_step=3, **settings) == take(5, **settings)[3:]
-
-
-def test_views_repeat_after_their_number_of_epochs():
-    batches = take(6, samples=4, batch_size=4, views=3)
-    draws = [{key.row: key.rng(0).random() for key in batch} for batch in batches]
-    assert draws[:3] == draws[3:]
-    assert len({draw[0] for draw in draws}) == 3
 
 
 class Memory:
@@ -201,21 +195,18 @@ def test_training_on_a_folder_with_unreadable_files(tmp_path):
     assert loss.item() < 0.3
 
 
-def test_strict_raises_at_the_first_unreadable_image(images):
+def test_unreadable_images_are_skipped_or_raised(images):
+    broken = Memory([None if i in (0, 1, 5) else p for i, p in enumerate(images.images)])
+    loader = Loader(broken, EVALUATE, EvalSampler(samples=23, batch_size=2), workers=0)
+    seen = [int(index) for batch in loader for index in batch.indices]
+    assert seen == [i for i in range(23) if i not in (0, 1, 5)]
+    assert sorted(loader.skipped) == ["image 0", "image 1", "image 5"]
     broken = Memory([None, *images.images[1:]])
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"^image 0: it is broken$"):
             batches(broken, 12, workers, strict=True)
     with pytest.raises(DataError, match=r"image \d: it is broken"):  # none is left to replace it
         batches(Memory([None] * 9), 1, samples=9)
-
-
-def test_evaluation_skips_unreadable_images(images):
-    broken = Memory([None if i in (0, 1, 5) else p for i, p in enumerate(images.images)])
-    loader = Loader(broken, EVALUATE, EvalSampler(samples=23, batch_size=2), workers=0)
-    seen = [int(index) for batch in loader for index in batch.indices]
-    assert seen == [i for i in range(23) if i not in (0, 1, 5)]
-    assert sorted(loader.skipped) == ["image 0", "image 1", "image 5"]
 
 
 def test_multi_label_targets_are_multi_hot(images):

@@ -25,26 +25,20 @@ def test_provenance_round_trip(tmp_path):
         assert DataProvenance.from_dict(values) == DataProvenance()
 
 
-def test_dataset_records_how_it_was_split(tmp_path):
-    folder, stated = write_folder(tmp_path / "images"), write_colors(tmp_path / "colors.npz")
-    assert open_dataset(folder).splits == Splits()
-    assert open_dataset(folder).subset(np.arange(3)).splits == Splits()
-    assert open_dataset(stated).splits is None
-
-
-def test_unreadable_images_have_no_digest(tmp_path):
-    (tmp_path / "list.csv").write_text("file,label\na.png,a\nb.png,b\n")
-    source = open_dataset(tmp_path / "list.csv", "all")
-    assert sample_digests(source) == ()
-    assert not contains_any(source, sample_digests(source))
-
-
-def test_contains_any_finds_a_single_image(tmp_path):
+def test_recognized_images_and_recorded_splits(tmp_path):
     few, many = write_folder(tmp_path / "few", 1), write_folder(tmp_path / "many", 30, seed=1)
     samples = sample_digests(open_dataset(few, "all"))
     assert not contains_any(open_dataset(many, "all"), samples)
     os.rename(few / "red" / "0.png", many / "green" / "moved.png")
     assert contains_any(open_dataset(many, "all"), samples)
+    (tmp_path / "list.csv").write_text("file,label\na.png,a\nb.png,b\n")
+    source = open_dataset(tmp_path / "list.csv", "all")
+    assert sample_digests(source) == ()
+    assert not contains_any(source, sample_digests(source))
+    folder, stated = write_folder(tmp_path / "images"), write_colors(tmp_path / "colors.npz")
+    assert open_dataset(folder).splits == Splits()
+    assert open_dataset(folder).subset(np.arange(3)).splits == Splits()
+    assert open_dataset(stated).splits is None
 
 
 def test_same_location(tmp_path, monkeypatch):

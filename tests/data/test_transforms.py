@@ -153,21 +153,15 @@ def test_train_transform_preserves_six_channels():
             TrainTransform(augmentation=Augmentation(**color), **how)
 
 
-def test_normalize():
+def test_normalize_padding_and_errors():
     images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
     how = Preprocessing(size=(4, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     mean, std = (torch.tensor(v)[:, None, None] for v in (how.mean, how.std))
     torch.testing.assert_close(normalize(images, how), (images / 255 - mean) / std)
-
-
-def test_invalid_transforms_give_one_line_errors():
     with pytest.raises(ConfigError, match="crop_area"):
         Augmentation(crop_area=(0.0, 1.0))
     with pytest.raises(ConfigError, match="images of 2 channels do not fit a model of 3"):
         EvalTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
-
-
-def test_padding_reflects_the_image():
     whole = np.pad(np.arange(6), 4, mode="reflect")
     for start in (-3, 2, -1, 0):
         assert reflect_indices(start, 6).tolist() == whole[start + 4 : start + 10].tolist()

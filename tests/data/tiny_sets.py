@@ -4,10 +4,7 @@ import io
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def png(value: int, size: tuple[int, int] = (4, 5)) -> bytes:
@@ -40,14 +37,6 @@ def make_folder(root: Path, counts: dict[str, int]) -> Path:
             (root / name / f"{number:03}.png").write_bytes(png(value))
             value += 1
     return root
-
-
-def shared(name: str, tmp_path: Path) -> Path:
-    """Link a file of the shared data, so that no index is cached beside it."""
-    if not (SHARED / name).exists():
-        pytest.skip(f"{name} is not beside this checkout, in ../shared/data")
-    (tmp_path / name).symlink_to(SHARED / name)
-    return tmp_path / name
 
 
 def pixels(count: int, shape: tuple[int, ...] = (4, 4)) -> np.ndarray:

@@ -36,15 +36,12 @@ def test_value_is_cached_until_source_changes():
     assert count_computations(cache, source.double(), "b") == 1
 
 
-def test_cache_is_bypassed_while_recording_gradients():
+def test_cache_with_and_without_gradients():
     cache, source = Cache(), torch.ones(2, requires_grad=True)
     assert count_computations(cache, source, "a") == count_computations(cache, source, "a") == 1
     with torch.no_grad():
         assert count_computations(cache, source, "a") == 1
         assert count_computations(cache, source, "a") == 0
-
-
-def test_value_cached_in_inference_mode_is_usable_in_training():
     cache, source = Cache(), torch.ones(2)
     with torch.inference_mode():
         cache.get(source, "a", lambda: source * 2)

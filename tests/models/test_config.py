@@ -84,19 +84,16 @@ def test_invalid_values_raise_helpful_errors(tiny, changes, message):
         tiny.change(**changes)
 
 
-def test_from_dict_rejects_unknown_keys():
-    with pytest.raises(ConfigError, match="unknown model family 'gpt'"):
-        from_dict({"family": "gpt"})
-    with pytest.raises(ConfigError, match="invalid vit config"):
-        from_dict({"family": "vit"})
-    with pytest.raises(ConfigError, match="unknown setting 'eps'"):
-        from_dict({"family": "bit", "numerics": {"eps": 1}})
-
-
-def test_other_families_are_validated(tiny):
+def test_other_families_and_dictionaries_are_validated(tiny):
     with pytest.raises(ConfigError, match="must be positive integers"):
         BitConfig(blocks=(3, 0))
     with pytest.raises(ConfigError, match="image_size=30"):
         MixerConfig(depth=1, width=4, tokens_mlp=4, channels_mlp=4, patch_size=8, image_size=30)
     with pytest.raises(ConfigError, match="16-pixel patches"):
         tiny.change(stem="resnet", resnet_blocks=(1, 1, 1), patch_size=1, image_size=40)
+    with pytest.raises(ConfigError, match="unknown model family 'gpt'"):
+        from_dict({"family": "gpt"})
+    with pytest.raises(ConfigError, match="invalid vit config"):
+        from_dict({"family": "vit"})
+    with pytest.raises(ConfigError, match="unknown setting 'eps'"):
+        from_dict({"family": "bit", "numerics": {"eps": 1}})

@@ -64,7 +64,7 @@ def test_traced_gelu_accepts_any_shape():
     torch.testing.assert_close(traced(x), F.gelu(x, approximate="tanh"))
 
 
-def test_dtypes():
+def test_dtypes_and_functorch_transforms():
     x = torch.randn(100)
     expected = gelu(x, "tanh")
     torch.set_default_dtype(torch.bfloat16)
@@ -74,9 +74,6 @@ def test_dtypes():
         torch.set_default_dtype(torch.float32)
     for other in (x.double(), x.bfloat16()):
         assert torch.equal(gelu(other.clone(), "tanh"), F.gelu(other, approximate="tanh"))
-
-
-def test_functorch_transforms_work():
     x = torch.randn(3, 4)
     slopes = torch.func.vmap(torch.func.grad(lambda row: gelu(row * 1, "tanh").sum()))(x)
     expected = x.clone().requires_grad_()

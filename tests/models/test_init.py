@@ -35,21 +35,17 @@ def test_google_init(model):
     assert not any(parameter.any() for parameter in zero)
 
 
-def test_head_bias():
+def test_head_bias_and_position_schemes():
     model = create("ViT-Mu/4", num_classes=5, head_bias=-10.0)
     assert torch.equal(model(torch.rand(1, 3, 32, 32)), torch.full((1, 5), -10.0))
-
-
-def test_big_vision_position_init():
     model = create("ViT-Ti/16", depth=1, init="big_vision")
     assert model.position.table.std().item() == pytest.approx(192**-0.5, rel=0.02)
-
-
-def test_quick_positions_are_sincos():
     model = create("ViT-Mu/4", init="quick")
     fixed = create("ViT-Mu/4", position="sincos-2d")
     assert torch.allclose(model.position.table[1:], fixed.position.embedding((8, 8))[1:].float())
     assert model.position.table[0].abs().max() < 0.2
+    with pytest.raises(ConfigError, match=r"unknown initialization 'jax'; known: google"):
+        create("ViT-Mu/4", init="jax")
 
 
 def test_timm_init():
@@ -63,11 +59,6 @@ def test_timm_init():
     assert model.cls_token.abs().max().item() < 1e-5
 
 
-def test_unknown_scheme_raises():
-    with pytest.raises(ConfigError, match=r"unknown initialization 'jax'; known: google"):
-        create("ViT-Mu/4", init="jax")
-
-
 def test_layer_scale_register_and_pool_init():
     model = create("ViT-Mu/4", layer_scale=0.25, registers=3)
     assert (model.encoder.blocks[0].branch2.scale == 0.25).all()
@@ -78,15 +69,12 @@ def test_layer_scale_register_and_pool_init():
     assert pooled.pool.probe.std().item() == pytest.approx(0.8796 * 768**-0.5, rel=0.1)
 
 
-def test_hybrid_units_start_as_identity():
+def test_hybrid_and_mixer_init():
     model = create("R26+ViT-S/32", depth=1)
     unit = model.stem.resnet.stages[1][1]
     assert not unit.norm3.weight.any()
     images = torch.rand(1, 512, 4, 4)
     assert torch.equal(unit(images), images)
-
-
-def test_mixer_mlp_init():
     model = create("Mixer-S/32", depth=1)
     weight = model.blocks[0].channel_mixing.fc1.weight
     assert weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
@@ -109,16 +97,13 @@ def test_every_parameter_is_initialized(name, init):
     assert [n for n, p in model.named_parameters() if p.isnan().any()] == []
 
 
-def test_generator_makes_init_reproducible():
+def test_generator_makes_init_reproducible(tiny):
     def made(seed):
         return create("ViT-Mu/4", pool="map", generator=torch.Generator().manual_seed(seed))
 
     one, same, other = made(1).state_dict(), made(1).state_dict(), made(2).state_dict()
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["position.table"], other["position.table"])
-
-
-def test_constructor_initializes(tiny):
     model = VisionTransformer(tiny)
     assert all(p.isfinite().all() for p in model.parameters())
     assert not model.cls_token.any()
@@ -135,7 +120,7 @@ def responses(filters, images):
     return F.conv2d(images, filters).transpose(0, 1).flatten(1)  # (n, .)
 
 
-def test_whitening_filters_decorrelate():
+def test_whitening_filters_decorrelate_and_have_both_signs():
     images = smooth_images()
     filters = whitening_filters(images, 24, 3)[:12]
     covariance = torch.cov(responses(filters, images))
@@ -143,9 +128,6 @@ def test_whitening_filters_decorrelate():
     random = torch.randn(12, 3, 3, 3, generator=torch.Generator().manual_seed(1))
     correlation = torch.corrcoef(responses(random, images)).fill_diagonal_(0).abs().max()
     assert correlation > 0.5  # of random filters
-
-
-def test_whitening_filters_have_both_signs():
     filters = whitening_filters(smooth_images(), 16, 3)
     assert filters.shape == (16, 3, 3, 3)
     assert torch.equal(filters[8:], -filters[:8])

@@ -47,12 +47,17 @@ def test_kept_patches_keep_their_position(config16, position):
         assert torch.equal(ours[0], theirs[0])
 
 
-def test_prefix_tokens_are_never_dropped(config16):
+def test_prefix_tokens_are_never_dropped_and_no_token_in_eval_mode(config16):
     model = random_model(config16.change(patch_dropout=0.75, distillation=True, registers=3))
     images = torch.randn(4, 3, 16, 16)
     kept, full = model.train().tokens(images), model.eval().tokens(images)
     assert kept.shape == (4, 5 + 4, 8)
     assert torch.equal(kept[:, :5], full[:, :5])
+    dropping, plain = random_model(config16.change(patch_dropout=0.5)), random_model(config16)
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(dropping.eval()(images), plain.eval()(images))
+    for ours, theirs in zip(dropping.layers(images), plain.layers(images), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean", "map"])
@@ -63,14 +68,6 @@ def test_every_parameter_gets_a_gradient_with_patch_dropout(config16, stem, pool
     torch.manual_seed(1)
     torch.stack([model(torch.randn(8, 3, 16, 16)) for _ in range(2)]).square().sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-def test_eval_mode_drops_nothing(config16):
-    dropping, plain = random_model(config16.change(patch_dropout=0.5)), random_model(config16)
-    images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(dropping.eval()(images), plain.eval()(images))
-    for ours, theirs in zip(dropping.layers(images), plain.layers(images), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_patch_dropout_follows_the_seed_also_with_checkpointing(config16):

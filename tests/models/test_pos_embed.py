@@ -27,7 +27,7 @@ def randomize(module):
     return module
 
 
-def test_learned_2d_concatenates_column_and_row(larger):
+def test_learned_2d_and_sincos_positions(larger):
     position = randomize(Learned2dPosEmbed(larger))
     vectors = position.embedding((3, 2))
     assert torch.equal(vectors[0], position.prefix[0])
@@ -35,9 +35,6 @@ def test_learned_2d_concatenates_column_and_row(larger):
     patch = vectors[1 + row * 2 + column]
     assert torch.equal(patch[:8], position.columns[column])
     assert torch.equal(patch[8:], position.rows[row])
-
-
-def test_sincos_matches_big_vision(larger):
     vectors = SinCos2dPosEmbed(larger).embedding((3, 2))
     waves = 10_000.0 ** -(torch.arange(4, dtype=torch.float64) / 3)  # ends included
     row, column = 2, 1

@@ -102,7 +102,7 @@ def test_logits_match_reference_implementation(config, pool):
         torch.testing.assert_close(model(images), plain, atol=1e-10, rtol=1e-8)
 
 
-def test_disabling_merge_restores_logits_exactly(config):
+def test_disabling_merge_restores_logits_exactly(config, tiny, tmp_path):
     model, images = random_model(config), make_images()
     before = model(images)
     assert model.merge == 0
@@ -110,6 +110,13 @@ def test_disabling_merge_restores_logits_exactly(config):
     assert not torch.equal(model(images), before)
     model.merge = 0
     assert torch.equal(model(images), before)
+    model = random_model(tiny).float()
+    keys = model.state_dict().keys()
+    model.merge = 2
+    assert model.state_dict().keys() == keys
+    assert copy.deepcopy(model).merge == 2
+    save(model, tmp_path / "bundle")
+    assert load(tmp_path / "bundle").merge == 0
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -187,25 +194,12 @@ def test_bfloat16(tiny, pool):
     torch.testing.assert_close(half.float(), expected, atol=0.3, rtol=0.1)
 
 
-def test_merge_is_not_saved(tiny, tmp_path):
-    model = random_model(tiny).float()
-    keys = model.state_dict().keys()
-    model.merge = 2
-    assert model.state_dict().keys() == keys
-    assert copy.deepcopy(model).merge == 2
-    save(model, tmp_path / "bundle")
-    assert load(tmp_path / "bundle").merge == 0
-
-
-def test_merging_in_training_mode_raises(tiny):
+def test_training_and_per_patch_outputs_raise_while_merging(tiny):
     model, images = VisionTransformer(tiny).train(), torch.randn(1, 3, 8, 8)
     model.merge = 2
     with pytest.raises(ConfigError, match=r"merge=2 works in inference only.*call model.eval\(\)"):
         model(images)
     model.eval()(images)
-
-
-def test_per_patch_outputs_raise_while_merging(tiny):
     model, images = VisionTransformer(tiny).eval(), torch.randn(1, 3, 8, 8)
     model.merge = 2
     for call in (

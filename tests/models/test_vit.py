@@ -167,7 +167,7 @@ def test_each_dropout_affects_the_logits(tiny, place):
     assert not torch.allclose(model(images), before)
 
 
-def test_conv_stem_matches_functional_ops(tiny):
+def test_stems_match_functional_ops(tiny):
     model = random_model(tiny.change(stem="conv"))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     stem = model.stem
@@ -179,6 +179,11 @@ def test_conv_stem_matches_functional_ops(tiny):
         expected = F.relu(expected)
     expected = F.conv2d(expected, stem.projection.weight, stem.projection.bias)
     torch.testing.assert_close(stem(images), expected.permute(0, 2, 3, 1))
+    model = random_model(tiny.change(patch_size=(2, 4)))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    projection = model.stem.projection
+    expected = F.conv2d(images, projection.weight, projection.bias, stride=(2, 4))
+    torch.testing.assert_close(model.stem(images), expected.permute(0, 2, 3, 1))
 
 
 def test_swiglu_gates_with_its_first_half(tiny):
@@ -280,14 +285,6 @@ def test_drop_path_and_layer_scale(tiny):
     assert torch.equal(out[:, :1, :1].expand_as(out), out)  # per image, not per value
     branch = Branch(3, scale=0.1, dropout=0.0, drop_path=0.0)
     torch.testing.assert_close(branch(torch.ones(1, 2, 3)), torch.full((1, 2, 3), 0.1))
-
-
-def test_patch_projection_matches_conv2d(tiny):
-    model = random_model(tiny.change(patch_size=(2, 4)))
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    projection = model.stem.projection
-    expected = F.conv2d(images, projection.weight, projection.bias, stride=(2, 4))
-    torch.testing.assert_close(model.stem(images), expected.permute(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize(

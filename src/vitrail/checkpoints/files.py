@@ -48,15 +48,8 @@ WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin")  # standard names, b
 EMA_KEYS = ("state_dict_ema", "model_ema")
 STATE_DICT_KEYS = (*EMA_KEYS, "state_dict", "model", "model_state_dict", "teacher", "net")
 N_AVERAGED = "n_averaged"  # the counter buffer of torch's AveragedModel
-SUFFIXES = {
-    ".npz": "npz",
-    ".safetensors": "safetensors",
-    ".pt": "torch",
-    ".pth": "torch",
-    ".bin": "torch",
-    ".ckpt": "torch",
-    ".tar": "torch",  # timm's .pth.tar
-}
+SUFFIXES = {".npz": "npz", ".safetensors": "safetensors"}
+SUFFIXES |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".tar"), "torch")  # timm's .pth.tar
 
 
 class LazyTensor(NamedTuple):
@@ -128,15 +121,12 @@ class OpenFile:
 
 def read_file(path: Path) -> Checkpoint:
     """Open a tensor file of any supported type."""
+    readers = {"npz": read_npz, "safetensors": read_safetensors, "torch": read_torch}
+    kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise CheckpointError(f"unsupported file suffix: {path}; supported: {', '.join(SUFFIXES)}")
     with readable_errors(path):
-        match SUFFIXES.get(path.suffix.lower()):
-            case "npz":
-                return read_npz(path)
-            case "safetensors":
-                return read_safetensors(path)
-            case "torch":
-                return read_torch(path)
-    raise CheckpointError(f"unsupported file suffix: {path}; supported: {', '.join(SUFFIXES)}")
+        return readers[kind](path)
 
 
 @contextmanager
@@ -295,11 +285,11 @@ def state_dicts(content: Any) -> dict[str, Mapping[Any, Any]]:
     """Return the state dicts inside a training checkpoint, in order of priority."""
     if not isinstance(content, Mapping):
         return {}
-    candidates = {key: content.get(key) for key in STATE_DICT_KEYS}
     return {
         key: state
-        for key, state in candidates.items()
-        if isinstance(state, Mapping) and any(isinstance(t, Tensor) for t in state.values())
+        for key in STATE_DICT_KEYS
+        if isinstance(state := content.get(key), Mapping)
+        and any(isinstance(value, Tensor) for value in state.values())
     }
 
 

@@ -290,8 +290,8 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
 
 def mixer_unsupported(config: MixerConfig) -> list[str]:
     height, width = config.grid
-    non_square = [f"a non-square {height} x {width} grid"] if height != width else []
-    return non_square + unsupported_numerics(config, NUMERICS["google"])
+    grid = {f"a non-square {height} x {width} grid": height != width}
+    return applicable(grid) + unsupported_numerics(config, NUMERICS["google"])
 
 
 def mixer_config(checkpoint: Checkpoint) -> MixerConfig:
@@ -323,17 +323,9 @@ def mixer_templates(config: MixerConfig) -> Iterator[Rule]:
 
 
 VIT = Table(
-    VitConfig,
-    lambda tensors: "embedding/kernel" in tensors,
-    vit_config,
-    vit_templates,
-    vit_unsupported,
+    VitConfig, lambda t: "embedding/kernel" in t, vit_config, vit_templates, vit_unsupported
 )
 MIXER = Table(
-    MixerConfig,
-    lambda tensors: "stem/kernel" in tensors,
-    mixer_config,
-    mixer_templates,
-    mixer_unsupported,
+    MixerConfig, lambda t: "stem/kernel" in t, mixer_config, mixer_templates, mixer_unsupported
 )
 FORMAT = Format("google", (bit.GOOGLE, MIXER, VIT), normalize)
