@@ -1,4 +1,4 @@
-"""The architecture is a test: which part may import which, and where foreign concerns live."""
+"""Which package may import which, and where third-party libraries are used."""
 
 import ast
 import re
@@ -89,7 +89,7 @@ def imports(path):
     return names
 
 
-def test_arrows_point_one_way():
+def test_import_directions():
     wrong = [
         f"{name} imports {used}"
         for name, part, modules in files()
@@ -102,7 +102,7 @@ def test_arrows_point_one_way():
     assert parts == MAY_IMPORT.keys()
 
 
-def test_foreign_concerns_stay_in_their_place():
+def test_libraries_are_imported_in_one_place_each():
     wrong = [
         f"{name} imports {module}"
         for name, _, modules in files()
@@ -113,7 +113,7 @@ def test_foreign_concerns_stay_in_their_place():
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_options_are_made_of_is_free_of_torch():
+def test_option_modules_do_not_import_torch():
     found = {name: modules for name, _, modules in files() if name in FREE_OF_TORCH}
     assert found.keys() == set(FREE_OF_TORCH)
     for name, modules in found.items():
@@ -125,7 +125,7 @@ def test_files_are_short():
     assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}
 
 
-def test_one_file_knows_about_several_processes():
+def test_only_distributed_imports_torch_distributed():
     wrong = [
         name
         for name, _, modules in files()
@@ -135,7 +135,7 @@ def test_one_file_knows_about_several_processes():
     assert not wrong
 
 
-def test_every_file_is_named_in_the_words_of_its_package():
+def test_package_docstrings_list_every_file():
     for package in {path.parent for path in PACKAGE.glob("*/*.py")} - {PACKAGE / "cli"}:
         words = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
         named = re.findall(r"[\w*]+\.py", words or "")

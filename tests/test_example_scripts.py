@@ -1,4 +1,4 @@
-"""The scripts in examples/ run, at the smallest size: one step of training, a few pictures."""
+"""The scripts in examples/ run with one training step and a few images."""
 
 import inspect
 import runpy
@@ -39,7 +39,7 @@ def pictures(tmp_path) -> str:
     return str(tmp_path / "pictures")
 
 
-def test_a_folder_is_trained_on_measured_and_asked_about(pictures, tmp_path, capsys):
+def test_train_a_folder(pictures, tmp_path, capsys):
     findings = script("train_a_folder")["main"](pictures, tmp_path / "out", MOMENT)
     said = capsys.readouterr().out
     assert findings.samples == 12
@@ -48,7 +48,7 @@ def test_a_folder_is_trained_on_measured_and_asked_about(pictures, tmp_path, cap
     assert (tmp_path / "out" / "model" / "report.html").exists()
 
 
-def test_weights_of_small_pictures_learn_on_with_larger_ones(pictures, tmp_path, capsys):
+def test_transfer_at_higher_resolution(pictures, tmp_path, capsys):
     main = script("transfer_at_higher_resolution")["main"]
     assert len(main(pictures, tmp_path / "out", MOMENT)) == 3
     said = capsys.readouterr().out
@@ -56,7 +56,7 @@ def test_weights_of_small_pictures_learn_on_with_larger_ones(pictures, tmp_path,
     assert (tmp_path / "out" / "large" / "report.html").exists()
 
 
-def test_positions_are_compared(pictures, tmp_path, capsys):
+def test_compare_positions(pictures, tmp_path, capsys):
     compare = script("compare_positions")
     assert set(compare["KINDS"]) <= set(get_args(PositionKind))
     found = compare["main"](pictures, tmp_path / "out", MOMENT, kinds=("none", "relative"))
@@ -65,7 +65,7 @@ def test_positions_are_compared(pictures, tmp_path, capsys):
     assert "not clearly worse" in capsys.readouterr().out
 
 
-def test_the_worst_mistake_is_explained(pictures, tmp_path, capsys):
+def test_explain_a_mistake(pictures, tmp_path, capsys):
     found = script("explain_a_mistake")["main"](pictures, tmp_path / "out", MOMENT)
     assert {*found.images[0].class_maps["relevance"]} == {"dark", "light"}
     assert capsys.readouterr().out.count(" is most relevant in row ") == 2
@@ -73,7 +73,7 @@ def test_the_worst_mistake_is_explained(pictures, tmp_path, capsys):
     assert (tmp_path / "out" / "inspection" / "report.html").exists()
 
 
-def test_a_server_is_started_asked_and_stopped(tmp_path, capfd):
+def test_serve_and_call(tmp_path, capfd):
     script("serve_and_call")["main"](out=tmp_path / "out", minutes=MOMENT)
     said = capfd.readouterr().out
     assert said.count(", confidence ") == 5
@@ -82,7 +82,7 @@ def test_a_server_is_started_asked_and_stopped(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_an_example_is_short_needs_no_argument_and_is_listed(path):
+def test_examples_are_short_listed_and_need_no_arguments(path):
     assert f"examples/{path.name}" in (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
     found = runpy.run_path(str(path))

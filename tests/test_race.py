@@ -1,4 +1,4 @@
-"""The race against the peers: its bookkeeping, and that every contender can run it."""
+"""The time-to-accuracy benchmark: its bookkeeping, and one short run of every library."""
 
 import itertools
 import json
@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,22 +36,13 @@ TINY = VitConfig(
 
 
 def entry(name, *runs):
-    """Runs as (curve) lists of (seconds, accuracy)."""
+    """Each run is a curve: a list of (seconds, accuracy)."""
+    constant = {"steps": 10, "parameters": 1000, "gflops": 0.02}
     results = [
-        {
-            "accuracy": curve[-1][1],
-            "seconds": curve[-1][0],
-            "curve": curve,
-            "steps": 10,
-            "parameters": 1000,
-            "gflops": 0.02,
-        }
+        {"accuracy": curve[-1][1], "seconds": curve[-1][0], "curve": curve, **constant}
         for curve in runs
     ]
     return Entry(name, "settings", results)
-
-
-# What is kept
 
 
 @pytest.fixture
@@ -73,10 +65,7 @@ def test_results_are_made_once_and_failed_runs_leave_nothing(bench):
     assert result_cache.cached("key", lambda: {"n": 2}) == {"n": 2}
 
 
-# The arithmetic
-
-
-def test_times_quicker_is_the_peers_time_over_our_shortest_that_is_as_good():
+def test_speedup_is_measured_at_equal_accuracy():
     peers = [
         entry("timm", [(30, 0.5), (60, 0.6)], [(30, 0.7), (60, 0.8)]),  # 0.6, 0.7 in the mean
         entry("other", [(30, 0.72), (60, 0.6)]),  # best on the way
@@ -96,37 +85,20 @@ def test_times_quicker_is_the_peers_time_over_our_shortest_that_is_as_good():
         assert all(variant in table[contender] for contender, variant in best.items())
 
 
-# The clock
-
-
-class Time:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_judging_takes_no_time_and_happens_evenly(monkeypatch):
-    time = Time()
-    looks = race_clock.EVALUATIONS
+def test_evaluations_are_evenly_spaced_and_not_timed():
+    time, looks = SimpleNamespace(now=0.0), race_clock.EVALUATIONS
     clock = race_clock.AccuracyClock(torch.zeros(2, 1), torch.tensor([0, 1]), seconds=looks)
-    clock.clock = race_clock.Clock(time)
+    clock.clock = race_clock.Clock(lambda: time.now)
 
     def predict(images):
         time.now += 100
         return torch.tensor([[1.0, 0.0]]).expand(len(images), 2)
 
-    steps = 0
-    while True:
-        steps += 1
-        time.now += 0.5
-        if not clock.keep_training(predict):
-            break
+    steps, time.now = 1, 0.5
+    while clock.keep_training(predict):
+        steps, time.now = steps + 1, time.now + 0.5
     assert steps == 2 * looks
     assert clock.curve == [(float(second), 0.5) for second in range(1, looks + 1)]
-
-
-# The contenders
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +118,7 @@ CONTENDERS = {
 @pytest.mark.reference
 @pytest.mark.filterwarnings("default")  # of the peers
 @pytest.mark.parametrize("recipe", CONTENDERS)
-def test_a_peer_learns_colors_in_its_time(colors, recipe, monkeypatch):
+def test_every_library_learns_colors_within_its_budget(colors, recipe, monkeypatch):
     runners.make_torchvision_importable()
     peer = recipe.partition(",")[0]
     pytest.importorskip({"transformers": "accelerate"}.get(peer, peer.replace("-", "_")))
@@ -161,7 +133,7 @@ def test_a_peer_learns_colors_in_its_time(colors, recipe, monkeypatch):
     assert json.loads(json.dumps(result))["parameters"] > 1000
 
 
-def test_vitrail_runs_by_itself_within_its_time(colors):
+def test_vitrail_runs_within_its_budget(colors):
     result = runners.run_vitrail(colors, seconds=3.0, seed=0)
     assert 0 < result["seconds"] < 30  # a busy machine ends later than it planned
     assert result["steps"] > 0
@@ -169,7 +141,7 @@ def test_vitrail_runs_by_itself_within_its_time(colors):
 
 
 @pytest.mark.reference
-def test_all_models_of_a_race_are_the_same_work():
+def test_models_of_all_libraries_have_equal_flops():
     runners.make_torchvision_importable()
     pytest.importorskip("vit_pytorch")
     ours = configuration("ViT-Femto/4").change(
@@ -183,10 +155,7 @@ def test_all_models_of_a_race_are_the_same_work():
     assert sizes[0] == pytest.approx(cost_of(ours).forward / 1e9, rel=0.02)
 
 
-# The report
-
-
-def test_missing_data_is_told_in_one_line(tmp_path, monkeypatch):
+def test_missing_data_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("DATA", str(tmp_path))
     words = race.report().splitlines()
     assert words[0] == "## Time to accuracy"
@@ -195,7 +164,7 @@ def test_missing_data_is_told_in_one_line(tmp_path, monkeypatch):
     assert len([line for line in words if line]) == 2
 
 
-def test_a_race_that_was_interrupted_goes_on(bench, tmp_path, monkeypatch):
+def test_interrupted_benchmark_resumes(bench, tmp_path, monkeypatch):
     ran = []
 
     def run_process(what, options):

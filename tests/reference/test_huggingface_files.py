@@ -195,7 +195,14 @@ def test_written_files_equal_their_own(tmp_path):
     assert theirs.keys() - ours.keys() == {"dtype", "transformers_version"}
 
 
-def test_headless_model_with_and_without_pooler(tmp_path):
+def test_auto_classes_and_headless_models_load_our_folders(tmp_path):
+    ours, how = small(), preset("transformers", (24, 24))
+    save(ours, tmp_path, "huggingface", class_names=[*"abcde"], preprocessing=how)
+    theirs = read_there("AutoModelForImageClassification", tmp_path)
+    assert difference(ours, theirs) <= LIMIT
+    assert (theirs.config.id2label[3], theirs.config.label2id["d"]) == ("d", 3)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    assert processor.size == {"height": 24, "width": 24}
     ours = small(num_classes=0, representation=20)
     save(ours, tmp_path / "pooler", "huggingface")
     theirs = read_there("ViTModel", tmp_path / "pooler")
@@ -204,16 +211,6 @@ def test_headless_model_with_and_without_pooler(tmp_path):
     save(ours, tmp_path / "bare", "huggingface")
     theirs = read_there("ViTModel", tmp_path / "bare", add_pooling_layer=False)
     assert difference(ours, theirs, "token") <= LIMIT
-
-
-def test_auto_classes_load_our_folders(tmp_path):
-    ours, how = small(), preset("transformers", (24, 24))
-    save(ours, tmp_path, "huggingface", class_names=[*"abcde"], preprocessing=how)
-    theirs = read_there("AutoModelForImageClassification", tmp_path)
-    assert difference(ours, theirs) <= LIMIT
-    assert (theirs.config.id2label[3], theirs.config.label2id["d"]) == ("d", 3)
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    assert processor.size == {"height": 24, "width": 24}
 
 
 PREPARED = {
