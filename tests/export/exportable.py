@@ -50,12 +50,14 @@ KINDS = {
     "rotary": {"position": "rotary", "registers": 2, "key_bias": False, "layer_scale": 0.1},
     "pre-norm": {"pre_norm": True, "numerics": Numerics(gelu="quick")},
     "rms norm, qk norm": {"norm": "rmsnorm", "qk_norm": True, "pool": "cls+mean"},
+    "axial": {"attention": "axial", "pool": "mean", "image_size": (8, 12)},
     "everything": {"registers": 2, "distillation": True, "layer_scale": 0.1, "mlp": "swiglu"},
     "hybrid": {**HYBRID, "resnet_blocks": (1, 1)},
     "hybrid with a root only": {**HYBRID, "numerics": "google"},
 }
 CONFIGS = {name: BASE.change(**changes) for name, changes in KINDS.items()} | {
     "BiT": BitConfig(blocks=(1, 1), image_size=32, num_classes=3),
+    "AxialResNet": BitConfig(blocks=(1, 1), unit="axial", image_size=32, num_classes=3),
     "Mixer": MixerConfig(
         depth=2, width=16, tokens_mlp=6, channels_mlp=10, patch_size=4, image_size=8, num_classes=3
     ),

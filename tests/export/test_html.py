@@ -40,6 +40,7 @@ NAMES = ("sun", "moon", "star")
 # One kind for each operation that has a kernel, or a case of its own.
 KINDS = ["distillation", "map", "swiglu", "relative, registers", "conv stem", "gray", "hybrid"]
 KINDS += ["BiT", "Mixer", "2-D, every layer", "registers and mean", "not square"]
+KINDS += ["axial", "AxialResNet", "rotary"]
 SIZES = ((64, 48), (31, 97), (20, 20), (9, 14), (200, 130))
 BYTES = "(text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))"
 

@@ -10,7 +10,7 @@ from exportable import BASE, CONFIGS, WIDE, exported, run, session_of
 from torch.export import Dim
 
 from tiny_models import awake
-from vitrail import ConfigError, MixerConfig, VitConfig
+from vitrail import ConfigError, MixerConfig
 from vitrail.export import onnx as onnx_export
 from vitrail.export.onnx import INT8_LEVELS, OPSET, to_onnx
 from vitrail.export.session import OnnxEngine, open_session
@@ -25,7 +25,7 @@ def sizes(config):
     own = pair(config.image_size)
     if isinstance(config, MixerConfig):
         return [own]
-    down, across = config.stride if isinstance(config, VitConfig) else (9, 13)
+    down, across = (9, 13) if config.stride == (1, 1) else config.stride
     return [own, (3 * down, 5 * across), (7 * down, 6 * across), (down, across)]
 
 

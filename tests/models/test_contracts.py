@@ -71,6 +71,13 @@ VARIANTS = {
     "qk norm, rotary": {"qk_norm": True, "position": "rotary"},
     "class token and mean": {"pool": "cls+mean"},
     "class token, mean": {"pool": "mean", "class_token": True},
+    "axial": {"attention": "axial", "pool": "mean", "image_size": (8, 12)},
+    "axial, every layer, map": {
+        "attention": "axial",
+        "pool": "map",
+        "image_size": (12, 8),
+        "position_place": "every-layer",
+    },
     "everything": {
         "registers": 2,
         "distillation": True,
@@ -168,7 +175,8 @@ def test_state_dict_is_complete(name):
     assert list(model.buffers()) == []  # nothing but weights: a meta copy loses nothing
 
 
-KINDS = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-S/16", "relative", "everything")
+KINDS = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "AxialResNet-50x1", "Mixer-S/16", "relative")
+KINDS += ("axial", "everything")
 
 
 @pytest.mark.parametrize("name", KINDS)

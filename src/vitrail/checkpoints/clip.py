@@ -18,10 +18,10 @@ from torch import Tensor
 
 from vitrail.checkpoints.files import Checkpoint
 from vitrail.checkpoints.huggingface import (
-    HIDDEN_ACT,
     PROCESSOR,
     Settings,
     check_stated,
+    common_json,
     infer_image_size,
     joint_qkv,
     number,
@@ -185,28 +185,15 @@ def siglip_unsupported(config: VitConfig) -> list[str]:
 
 def tower_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
     kind, kind_name = ("clip", "CLIP") if config.pre_norm else ("siglip", "Siglip")
-    tower = {
-        "model_type": f"{kind}_vision_model",
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.mlp_width,
-        "hidden_act": HIDDEN_ACT[config.numerics.gelu],
-        "layer_norm_eps": config.numerics.norm_eps,
-        "attention_dropout": 0.0,
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        "num_channels": config.channels,
-    }
+    tower = common_json(config, metadata)
+    labels = {name: tower.pop(name) for name in ("id2label", "label2id")}
+    tower |= {"model_type": f"{kind}_vision_model", "attention_dropout": 0.0}
     settings: dict[str, Any] = {"architectures": [f"{kind_name}VisionModel"], **tower}
     if config.num_classes:
-        names = metadata.class_names or tuple(f"LABEL_{i}" for i in range(config.num_classes))
-        settings = {
+        settings = labels | {
             "architectures": ["SiglipForImageClassification"],
             "model_type": "siglip",
             "vision_config": tower | {"vision_use_head": False},
-            "id2label": {str(index): name for index, name in enumerate(names)},
-            "label2id": {name: index for index, name in enumerate(names)},
         }
     return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from vitrail.checkpoints import timm
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.huggingface import (
-    HIDDEN_ACT,
     PROCESSOR,
     check_stated,
+    common_json,
     joint_qkv,
     number,
     processor_json,
@@ -48,7 +48,7 @@ PERIODS = "rope_embed.periods"
 SKIPPED = (
     (r"rope_embed\.periods$", "computed from the number of heads"),
     (r"blocks\.\d+\.attn\.qkv\.bias_mask$", "the key bias is zero"),
-    (r"(?:local_)?cls_norm\.", "only used in pre-training"),
+    (r"local_cls_norm\.", "only used in pre-training"),
 )
 GATES = ((".mlp.w1.", ".mlp.w2."), (".mlp.fc1_g.", ".mlp.fc1_x."))
 # transformers
@@ -253,20 +253,11 @@ def vit_unsupported(config: VitConfig) -> list[str]:
 
 def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
     swiglu, bias = config.mlp == "swiglu", config.qkv_bias
-    settings = {
+    settings = common_json(config, metadata) | {
         "architectures": ["DINOv3ViTModel"],
         "model_type": "dinov3_vit",
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.mlp_width,
-        "hidden_act": "silu" if swiglu else HIDDEN_ACT[config.numerics.gelu],
         "use_gated_mlp": swiglu,
-        "layer_norm_eps": config.numerics.norm_eps,
         "layerscale_value": config.layer_scale,
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        "num_channels": config.channels,
         "num_register_tokens": config.registers,
         "rope_theta": config.rope_theta,
         "query_bias": bias,
@@ -275,6 +266,7 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
         "proj_bias": True,
         "mlp_bias": True,
     }
+    settings |= {"hidden_act": "silu"} if swiglu else {}
     return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
 
 

@@ -2,9 +2,9 @@
 
 `clip.py` and `dinov3.py` have the tables of its other models.
 
-DeiT, DINOv2, MAE and MSN of transformers can be read but not written. transformers 5 has two sets
-of names: files keep the old one, `model.state_dict()` returns a new one. `normalize` converts all
-of these to the names of ViT in files:
+DeiT, DINOv2 and I-JEPA share its rules; MAE and MSN are read as ViT. transformers 5 has two sets of
+names: files keep the old one, `model.state_dict()` returns a new one. `normalize` converts all of
+these to the names of ViT in files, `write_names` back to those of the model that is written:
 
     vit.layers.0.attention.q_proj.weight    new names
     embeddings.…, encoder.…                 models without a classifier have no "vit." prefix
@@ -94,6 +94,12 @@ RENAMES = (  # new → old
     (r"\.norm1\.", ".layernorm_before."),
     (r"\.norm2\.", ".layernorm_after."),
     (r"^cls_classifier\.", "classifier."),
+)
+DINO_NAMES = (  # ViT → DINOv2, in files
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"(layer\.\d+)\.intermediate\.dense\.", r"\1.mlp.fc1."),
+    (r"(layer\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
 )
 GATE, UP, GATE_AND_UP = ".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.weights_in."  # DINOv2's SwiGLU
 SKIPPED = {
@@ -208,6 +214,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     hidden = checkpoint.shape(f"{block}.{fc1}.weight", 2)[0]
     scaled = f"{block}.layer_scale1.lambda1" in tensors
     distillation = prefix + DISTILLATION in tensors
+    registers = checkpoint.size(prefix + REGISTERS, 3, axis=1)
     class_token = f"{prefix}embeddings.cls_token" in tensors  # I-JEPA has none
     patches = checkpoint.shape(prefix + POSITION, 3)[1] - class_token - distillation
     num_classes, pool = checkpoint.size("classifier.weight", 2), "cls" if class_token else "mean"
@@ -226,13 +233,19 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         num_classes=num_classes,
         pool=pool,
         representation=checkpoint.size(f"{prefix}pooler.dense.bias"),
-        registers=checkpoint.size(prefix + REGISTERS, 3, axis=1),
+        registers=registers,
         distillation=distillation,
         layer_scale=number(settings, "layerscale_value", 1.0) if scaled else None,
         qkv_bias=f"{block}.attention.attention.query.bias" in tensors,
         mlp="swiglu" if swiglu else "gelu",
         dropout=number(settings, "hidden_dropout_prob", 0.0),
-        numerics=replace(NUMERICS["transformers"], gelu=read_gelu(settings, "gelu"), norm_eps=eps),
+        numerics=replace(
+            NUMERICS["transformers"],
+            gelu=read_gelu(settings, "gelu"),
+            norm_eps=eps,
+            # DINOv2 with registers is interpolated with antialiasing, as in timm
+            position_resize="timm" if scaled and registers else "transformers",
+        ),
     )
     check_stated(settings, config)
     activation = settings.get("pooler_act", "tanh")
@@ -281,59 +294,118 @@ def joint_qkv(ours: str, theirs: str, parts: Sequence[str]) -> Iterator[Rule]:
         )
 
 
+def model_type(config: VitConfig) -> str:
+    """Return the model type that a ViT with learned positions is written as."""
+    if config.layer_scale is not None:
+        return "dinov2_with_registers" if config.registers else "dinov2"
+    if config.distillation or config.registers:
+        return "deit"
+    return "vit" if config.class_token else "ijepa"
+
+
 def vit_unsupported(config: VitConfig) -> list[str]:
     """All numerics can be expressed: they are in config.json."""
-    head = {"a head on a representation layer": config.num_classes and config.representation}
-    return unsupported_features(config, qkv_bias=False) + applicable(head)
+    kind, head = model_type(config), bool(config.num_classes)
+    dino, pools = kind.startswith("dinov2"), ("mean",) if kind == "ijepa" else ("cls",)
+    features = {
+        "a head on a representation layer": config.representation and head,
+        f"a representation layer of {kind}": config.representation and kind not in ("vit", "deit"),
+        f"{config.registers} registers without LayerScale": kind == "deit" and config.registers > 1,
+        "a distillation token without a head": config.distillation and not head,
+        "a distillation token with registers": config.distillation and config.registers,
+    }
+    plain = replace(config, registers=0, distillation=False)
+    if dino:
+        pools = ("cls+mean",) if head else ("cls",)
+        plain = replace(plain, layer_scale=None, mlp="gelu")
+        features[f"mlp_width={config.mlp_width} of DINOv2"] = dino_ratio(config) is None
+    return applicable(features) + unsupported_features(plain, pools=pools, qkv_bias=False)
 
 
-def ijepa_unsupported(config: VitConfig) -> list[str]:
-    return unsupported_features(config, pools=("mean",), qkv_bias=False) + applicable(
-        {"a representation layer": config.representation}
-    )
+def dino_ratio(config: VitConfig) -> int | None:
+    """Return the integer from which DINOv2 of transformers computes the width of its MLP."""
+    for ratio in range(1, 17):
+        hidden = config.width * ratio
+        if config.mlp == "swiglu":
+            hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
+        if hidden == config.mlp_width:
+            return ratio
+    return None
 
 
-def ijepa_names(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {re.sub(r"^vit\.", "ijepa.", name): tensor for name, tensor in tensors.items()}
+def write_names(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the names of ViT to those of the model type that is written."""
+    kind = model_type(config)
+    prefix = f"{kind}." if config.num_classes else ""
+    tensors = {re.sub(r"^vit\.", f"{kind}.", name): x for name, x in tensors.items()}
+    if config.distillation:
+        tensors = {
+            re.sub(r"^classifier\.", "cls_classifier.", name): x for name, x in tensors.items()
+        }
+    elif kind == "deit":  # a register, which has no position
+        tensors[prefix + DISTILLATION] = tensors.pop(prefix + REGISTERS)
+        table = tensors[prefix + POSITION]
+        zeros = torch.zeros(1, 1, config.width)
+        tensors[prefix + POSITION] = torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
+    if kind.startswith("dinov2"):
+        tensors = {substitute(name, DINO_NAMES): x for name, x in tensors.items()}
+        tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.width)
+    return tensors
 
 
 # config.json.
 
 
-def ijepa_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
-    files = vit_json(config, metadata)
-    kind = "ForImageClassification" if config.num_classes else "Model"
-    files["config.json"] |= {"model_type": "ijepa", "architectures": [f"IJepa{kind}"]}
-    return files
-
-
 def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
     """Return the files `from_pretrained` needs. All of ViTConfig is written, so that no
     version-dependent default matters."""
+    kind = model_type(config)
+    name = {"vit": "ViT", "deit": "DeiT", "ijepa": "IJepa", "dinov2": "Dinov2"}.get(
+        kind, "Dinov2WithRegisters"
+    )
+    suffix = "ForImageClassification" if config.num_classes else "Model"
+    settings = common_json(config, metadata) | {
+        "architectures": [name + suffix + ("WithTeacher" if config.distillation else "")],
+        "model_type": kind,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.02,
+        "qkv_bias": config.qkv_bias,
+    }
+    if kind.startswith("dinov2"):
+        del settings["intermediate_size"]
+        settings |= {
+            "mlp_ratio": dino_ratio(config),
+            "use_swiglu_ffn": config.mlp == "swiglu",
+            "layerscale_value": config.layer_scale,
+            "drop_path_rate": 0.0,
+        }
+        settings |= {"num_register_tokens": config.registers} if config.registers else {}
+    else:
+        settings |= {
+            "encoder_stride": max(pair(config.patch_size)),
+            "pooler_output_size": config.representation or config.width,
+            "pooler_act": "tanh",
+        }
+    return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
+
+
+def common_json(config: VitConfig, metadata: Metadata) -> dict[str, Any]:
+    """Return the settings that all models of transformers share."""
     names = metadata.class_names or tuple(f"LABEL_{i}" for i in range(config.num_classes))
-    settings = {
-        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
-        "model_type": "vit",
+    return {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "intermediate_size": config.mlp_width,
         "hidden_act": HIDDEN_ACT[config.numerics.gelu],
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.02,
         "layer_norm_eps": config.numerics.norm_eps,
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "num_channels": config.channels,
-        "qkv_bias": config.qkv_bias,
-        "encoder_stride": max(pair(config.patch_size)),
-        "pooler_output_size": config.representation or config.width,
-        "pooler_act": "tanh",
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
     }
-    return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
 
 
 def infer_image_size(
@@ -497,13 +569,5 @@ VIT = Table(
     vit_templates,
     vit_unsupported,
     vit_json,
-)
-IJEPA = Table(  # read as ViT
-    VitConfig,
-    lambda tensors: False,
-    vit_config,
-    vit_templates,
-    ijepa_unsupported,
-    ijepa_json,
-    ijepa_names,
+    write_names,
 )

@@ -61,7 +61,7 @@ FORMATS = {
     "google": google.FORMAT,
     "huggingface": Format(
         "transformers",
-        (huggingface.VIT, clip.CLIP, clip.SIGLIP, dinov3.TRANSFORMERS, huggingface.IJEPA),
+        (huggingface.VIT, clip.CLIP, clip.SIGLIP, dinov3.TRANSFORMERS),
         lambda checkpoint: dinov3.normalize(clip.normalize(huggingface.normalize(checkpoint))),
         huggingface.read_metadata,
     ),
@@ -264,6 +264,8 @@ def table_for(config: Config, format: str) -> Table:
     """Return the table of a format for a model: the first that can express it, or the first."""
     if format not in FORMATS:
         raise unknown("format", format, ["bundle", *FORMATS])
+    if "axial" in (getattr(config, "attention", ""), getattr(config, "unit", "")):
+        raise CheckpointError(f"{format} does not support axial attention; use bundle")
     tables = {
         name: [table for table in each.tables if isinstance(config, table.family)]
         for name, each in FORMATS.items()

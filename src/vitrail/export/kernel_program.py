@@ -293,6 +293,8 @@ class Compiler:
     def softmax(self, node: NodeProto, settings: Any, out: str, x: str) -> None:
         *rows, width = self.shapes[x]
         self.call("softmax", out, x, math.prod(rows), width)
+        if rows[0] > 1:  # lines of axial attention, not maps of the image
+            return
         kept = sum(math.prod(self.shapes[name]) for name in self.attention.values())
         if 4 * (kept + math.prod(self.shapes[out])) <= MAX_ATTENTION_BYTES:
             layer = re.match(r"encoder\.blocks\.(\d+)", node.name)

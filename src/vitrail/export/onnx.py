@@ -28,7 +28,7 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.export.torch_program import ModelOutputs, describe_model, trace
-from vitrail.models.config import MixerConfig, VitConfig, pair
+from vitrail.models.config import MixerConfig, pair
 from vitrail.models.registry import name_of
 from vitrail.models.resnet import BiT
 from vitrail.models.vit import Model
@@ -93,7 +93,7 @@ def to_onnx(model: Model, *, int8: bool = False, preprocessing: bool = False) ->
         example = torch.zeros(2, height + 3, width + 2, config.channels, dtype=torch.uint8)
         axes = {1: Dim.DYNAMIC, 2: Dim.DYNAMIC}
         shape = ("batch", "height", "width", config.channels)
-    elif isinstance(config, VitConfig):
+    elif not isinstance(config, MixerConfig) and config.stride != (1, 1):
         down, across = config.stride
         example = torch.zeros(2, config.channels, height + 3 * down, width + 2 * across)
         axes = {2: down * Dim("rows"), 3: across * Dim("columns")}
@@ -431,6 +431,7 @@ def int64(*values: int) -> Tensor:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "cat": lambda g, out, parts, dim=0: g.emit("Concat", *parts, axis=dim),
     "chunk": lambda g, out, x, n, dim: g.emit("Split", x, outputs=n, axis=dim, num_outputs=n),
+    "embedding": lambda g, out, table, index: g.emit("Gather", table, index, axis=0),
     "expand": lambda g, out, x, *_: g.emit("Expand", x, g.sizes(out.shape)),
     "gather": lambda g, out, x, dim, index: g.emit("GatherElements", x, index, axis=dim),
     "gelu": lambda g, out, x, approximate="none": g.emit("Gelu", x, approximate=approximate),
@@ -447,6 +448,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "select": lambda g, out, x, dim, index: g.emit("Gather", x, torch.tensor(index), axis=dim),
     "sigmoid": lambda g, out, x: g.emit("Sigmoid", x),
     "silu": lambda g, out, x: g.emit("Mul", x, g.emit("Sigmoid", x)),
+    "softmax": lambda g, out, x, dim, *_: g.emit("Softmax", x, axis=dim),
     "stack": lambda g, out, parts: g.emit(
         "Concat", *(g.emit("Unsqueeze", x, int64(0)) for x in parts), axis=0
     ),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.attention import Relative, relative_bias
 from vitrail.models.patch_embed import check_images
-from vitrail.models.pos_embed import Grid, RelativeKeys
+from vitrail.models.pos_embed import Grid
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model, VisionTransformer, eval_mode
 
@@ -78,10 +78,8 @@ class LayerAttention(NamedTuple):
         """Return attention before the softmax: (b, H, q, N)."""
         query, key = self.query[images, :, rows], self.key[images]
         scores = query @ key.mT / query.shape[-1] ** 0.5
-        if isinstance(self.relative, RelativeKeys):
-            offsets = self.relative.offsets[rows]
-            scores += relative_bias(query, RelativeKeys(self.relative.keys, offsets))
-        return scores
+        bias = relative_bias(query, self.relative, rows)
+        return scores if bias is None else scores + bias
 
 
 def iter_layers(model: VisionTransformer, images: Tensor) -> Iterator[LayerAttention]:

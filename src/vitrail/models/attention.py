@@ -4,6 +4,7 @@ Shapes: B images, N tokens, D width, H heads, K = D / H channels per head, Q que
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,41 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks as GLOBAL_HOOKS
 
 from vitrail.models.config import NormKind, VitConfig
-from vitrail.models.pos_embed import RelativeKeys, Rotation
+from vitrail.models.pos_embed import Grid, RelativeKeys, Rotation
 
 # (query, key, value, bias) → (B, H, Q, K); the default is F.scaled_dot_product_attention
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-Relative = RelativeKeys | Rotation | None  # positions inside attention
+class Axis(NamedTuple):
+    """Axial attention (appendix D.6): tokens attend to those of their row, or of their column."""
+
+    grid: Grid
+    columns: bool
+
+    def split(self, tokens: Tensor) -> Tensor:
+        """Return each row or column as a sequence: (B, h * w, D) → (B * h, w, D)."""
+        tokens = tokens.unflatten(1, self.grid)
+        return (tokens.transpose(1, 2) if self.columns else tokens).flatten(0, 1)
+
+    def join(self, lines: Tensor) -> Tensor:
+        """Undo `split`."""
+        if not self.columns:
+            return lines.unflatten(0, (-1, self.grid[0])).flatten(1, 2)
+        return lines.unflatten(0, (-1, self.grid[1])).transpose(1, 2).flatten(1, 2)
+
+    def bias(self, like: Tensor) -> Tensor:
+        """Return attention logits (N, N) that leave only pairs in one row or column."""
+        height, width = self.grid
+        index = torch.arange(height * width, device=like.device)
+        line = index % width if self.columns else index // width
+        apart = line[:, None] != line
+        return torch.zeros_like(apart, dtype=like.dtype).masked_fill_(
+            apart, torch.finfo(like.dtype).min / 2
+        )
+
+
+Relative = RelativeKeys | Rotation | Axis | None  # positions inside attention
 
 
 class RmsNorm(nn.RMSNorm):
@@ -62,8 +91,12 @@ class SelfAttention(nn.Module):
         """Return the attention output (B, Q, D) of the first `num_queries` tokens, or of all.
 
         `bias` (or the bias computed from `relative`) is added to the attention logits. `attend`
-        replaces the fused kernel, for example to record queries, keys or attention weights.
+        replaces the fused kernel, for example to record queries, keys or attention weights; in
+        axial attention it gets all tokens and a bias that masks other rows or columns.
         """
+        axis = relative if isinstance(relative, Axis) and attend is None else None
+        if axis is not None:
+            tokens, relative = axis.split(tokens), None
         # Keys that are normalized or rotated are not linear in the tokens.
         linear = self.k_norm is None and not isinstance(relative, Rotation)
         if linear and num_queries is not None and attend is None and is_plain_linear(self.qkv):
@@ -71,16 +104,15 @@ class SelfAttention(nn.Module):
             q_bias, kv_bias = (None, None) if b is None else (b[:width], b[width:])
             query = F.linear(tokens[:, :num_queries], weight[:width], q_bias)
             query = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, Q, K)
-            if isinstance(relative, RelativeKeys):
-                bias = relative_bias(query, relative)
+            bias = relative_bias(query, relative) if relative else bias
             mixed = attend_without_kv(weight[width:], kv_bias, query, tokens, bias)
         else:
             query, key, value = self.query_key_value(tokens, relative)
             query = query[:, :, :num_queries]
-            if isinstance(relative, RelativeKeys):
-                bias = relative_bias(query, relative)
+            bias = relative_bias(query, relative) if relative else bias
             mixed = (attend or F.scaled_dot_product_attention)(query, key, value, bias)
-        return self.merge(mixed.transpose(1, 2).flatten(2))  # (B, H, Q, K) → (B, Q, D)
+        mixed = self.merge(mixed.transpose(1, 2).flatten(2))  # (B, H, Q, K) → (B, Q, D)
+        return mixed if axis is None else axis.join(mixed)
 
     def query_key_value(self, tokens: Tensor, relative: Relative = None) -> tuple[Tensor, ...]:
         """Project tokens to queries, keys and values, each (B, H, N, K)."""
@@ -112,8 +144,7 @@ class SelfAttention(nn.Module):
         query, key, _ = self.query_key_value(tokens, relative)
         if heads is not None:
             query, key = query[:, list(heads)], key[:, list(heads)]
-        bias = relative_bias(query, relative) if isinstance(relative, RelativeKeys) else None
-        return attention_weights(query, key, bias)
+        return attention_weights(query, key, relative_bias(query, relative))
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
@@ -156,8 +187,13 @@ def attend_without_kv(
     return mixed if kv_bias is None else mixed + kv_bias.view(2, heads, 1, channels)[1]
 
 
-def relative_bias(query: Tensor, relative: RelativeKeys) -> Tensor:
-    """Attention logits (B, H, Q, N) of relative positions, scaled like those of the content."""
+def relative_bias(query: Tensor, relative: Relative, rows: slice = slice(None)) -> Tensor | None:
+    """Attention logits (B, H, Q, N) of relative positions, scaled like those of the content, or
+    those of axial attention (Q, N); `rows` are the queries if they are not the first tokens."""
+    if isinstance(relative, Axis):
+        return relative.bias(query)[rows]
+    if not isinstance(relative, RelativeKeys):
+        return None
     scores = query @ relative.keys.to(query.dtype).mT / query.shape[-1] ** 0.5  # (B, H, Q, R)
-    offsets = relative.offsets[: query.shape[2]]  # one row per query
+    offsets = relative.offsets[rows][: query.shape[2]]  # one row per query
     return scores.gather(-1, offsets.expand(*scores.shape[:3], -1))  # (B, H, Q, N)

@@ -17,6 +17,8 @@ StemKind = Literal["patches", "conv", "resnet"]
 PositionKind = Literal["none", "learned", "learned-2d", "relative", "sincos-2d", "rotary"]
 PositionPlace = Literal["stem", "every-layer", "shared"]
 Pool = Literal["cls", "mean", "map", "cls+mean"]
+AttentionKind = Literal["global", "axial"]
+UnitKind = Literal["conv", "axial"]
 MlpKind = Literal["gelu", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
 InitScheme = Literal["google", "big_vision", "timm", "quick"]
@@ -145,6 +147,7 @@ class VitConfig(BaseConfig):
     rope_theta: float = 100.0  # longest period of rotary positions, in halves of an image side
     pool: Pool = "cls"  # cls+mean: the class token and the mean of the patches, concatenated
     class_token: bool | None = None  # None: if `pool` reads it
+    attention: AttentionKind = "global"  # axial: along rows and columns in turn (appendix D.6)
     representation: int = 0  # channels of the tanh layer before the head; 0: no such layer
 
     registers: int = 0  # extra tokens without position embedding (Darcet et al. 2024)
@@ -223,9 +226,10 @@ class VitConfig(BaseConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BitConfig(BaseConfig):
-    """A BiT ResNet-v2 (Kolesnikov et al. 2020), the paper's baseline."""
+    """A BiT ResNet-v2 (Kolesnikov et al. 2020), the paper's baseline, or an AxialResNet."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)  # units per stage
+    unit: UnitKind = "conv"  # axial: attention in place of 3x3 convolutions (appendix D.6)
     width_factor: int = 1  # the "x2" of R50x2
     image_size: Size = 224  # default resolution; other sizes work too
     channels: int = 3
@@ -236,11 +240,23 @@ class BitConfig(BaseConfig):
         validate_fields(self)
         if not self.blocks:
             raise ConfigError("blocks=() must have at least one stage")
+        check_grid(self.image_size, self.stride)
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Pixels of which images have a whole number: any for convolutions."""
+        stride = resnet_stride(self.blocks) if self.unit == "axial" else 1
+        return stride, stride
+
+    @property
+    def expansion(self) -> int:
+        """Ratio of output to inner channels of a bottleneck."""
+        return 2 if self.unit == "axial" else 4
 
     @property
     def num_features(self) -> int:
         """Channels of `features`, the input of the head."""
-        return 256 * self.width_factor * 2 ** (len(self.blocks) - 1)
+        return 64 * self.expansion * self.width_factor * 2 ** (len(self.blocks) - 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,6 +401,12 @@ def check_combinations(config: VitConfig) -> None:
         )
     if config.pool in ("cls", "cls+mean") and not config.class_token:
         raise ConfigError(f"pool={config.pool!r} needs a class token; use class_token=True")
+    if config.attention == "axial" and (config.num_prefix or config.patch_dropout or in_attention):
+        raise ConfigError(
+            "attention='axial' needs whole rows and columns of patches: use pool='mean' or 'map', "
+            "no class, distillation or register tokens, patch_dropout=0, and a position other than "
+            "'relative' and 'rotary'"
+        )
     if config.pre_norm and config.stem != "patches":
         raise ConfigError(f"pre_norm=True needs stem='patches', not stem={config.stem!r}")
     if config.distillation and (config.pool != "cls" or config.representation):

@@ -18,7 +18,14 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
-from vitrail.models.attention import GLOBAL_HOOKS, NORMS, Attend, Relative, SelfAttention
+from vitrail.models.attention import (
+    GLOBAL_HOOKS,
+    NORMS,
+    Attend,
+    Axis,
+    Relative,
+    SelfAttention,
+)
 from vitrail.models.config import Gelu, MlpKind, Numerics, VitConfig
 from vitrail.models.pos_embed import (
     POS_EMBEDS,
@@ -154,6 +161,7 @@ class Encoder(nn.Module):
         norm, eps = NORMS[config.norm], config.numerics.norm_eps
         self.pre_norm = norm(config.width, eps=eps) if config.pre_norm else None
         self.norm = norm(config.width, eps=eps)
+        self.axial = config.attention == "axial"
         self.checkpointing = False  # activation checkpointing
         self.merge = 0  # pairs of patches merged per block, at inference
 
@@ -209,20 +217,24 @@ class Encoder(nn.Module):
         return run_block(block, tokens, relative, num_queries, checkpointing=self.checkpointing)
 
     def layer_inputs(self, index: int, tokens: Tensor, grid: Grid) -> tuple[Tensor, Relative]:
-        """Add the position embedding of layer `index`, or return that of its attention."""
+        """Add the position embedding of layer `index`, or return that of its attention.
+
+        Axial attention is along rows in the first layer, along columns in the second, and so on.
+        """
         if self.merge:
             raise ConfigError(
                 f"merge={self.merge} leaves no token for each patch, which tokens, layers and "
                 "attention maps need; set model.merge = 0 to inspect them"
             )
+        axis = Axis(grid, columns=index % 2 == 1) if self.axial else None
         if not self.positions:
-            return tokens, None
+            return tokens, axis
         position = self.positions[index % len(self.positions)]  # a shared one is the only one
         if isinstance(position, RotaryPosEmbed):
             return tokens, position.rotation(grid, tokens)
         if isinstance(position, RelativePosEmbed):
             return tokens, position.embedding(grid)
-        return position(tokens, grid), None
+        return position(tokens, grid), axis
 
 
 def run_block(block: nn.Module, tokens: Tensor, *args: object, checkpointing: bool) -> Tensor:

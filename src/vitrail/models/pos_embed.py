@@ -304,13 +304,18 @@ POS_EMBEDS: dict[PositionKind, type[nn.Module]] = {
 }
 
 
+def full_precision(like: Tensor) -> torch.autocast:
+    """Disable autocast on the device of a tensor; the meta device has none."""
+    return torch.autocast("cpu" if like.is_meta else like.device.type, enabled=False)
+
+
 def resize_grid(table: Tensor, grid: Grid, method: ResizeMethod = "google") -> Tensor:
     """Interpolate a table of vectors (h, w, D) to another grid (h', w'), in at least float32.
 
     A resize along one axis is a matrix, so a resize of a grid is two matrix products, whatever the
     method: differentiable and exportable.
     """
-    with torch.autocast(table.device.type, enabled=False):
+    with full_precision(table):
         exact = table.to(torch.promote_types(table.dtype, torch.float32))
         vertical = interpolation_matrix(table.shape[0], grid[0], method, like=exact)  # (h', h)
         horizontal = interpolation_matrix(table.shape[1], grid[1], method, like=exact)  # (w', w)
@@ -320,7 +325,7 @@ def resize_grid(table: Tensor, grid: Grid, method: ResizeMethod = "google") -> T
 
 def resize_line(table: Tensor, length: int, method: ResizeMethod = "google") -> Tensor:
     """Interpolate a row of vectors (n, D) to another length (n', D), in at least float32."""
-    with torch.autocast(table.device.type, enabled=False):
+    with full_precision(table):
         exact = table.to(torch.promote_types(table.dtype, torch.float32))
         return (interpolation_matrix(len(table), length, method, like=exact) @ exact).to(
             table.dtype

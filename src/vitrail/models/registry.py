@@ -1,8 +1,10 @@
 """Named models: the names used in the papers, and their configurations.
 
     ViT-B/16         size and patch size
+    Axial-ViT-B/16   each block replaced by two, with attention along rows and along columns
     R50+ViT-B/16     hybrid; the number after the slash is the total stride
     BiT-R50x1        ResNet with 50 layers and width factor 1
+    AxialResNet-50x1 the same with axial attention instead of 3x3 convolutions
     Mixer-B/16       MLP-Mixer
 
 Names are case-insensitive, except that ViT-g and ViT-G are two models. Names describe the
@@ -83,8 +85,8 @@ MIXER_PATCH_SIZES = {"S": (16, 32), "B": (16, 32), "L": (16, 32), "H": (14,)}
 VIT_FIELDS = ("depth", "width", "mlp_width", "heads", "patch_size")
 MIXER_FIELDS = ("depth", "width", "tokens_mlp", "channels_mlp", "patch_size")
 ARCHITECTURE = {
-    VitConfig: attrgetter(*VIT_FIELDS, "stem", "resnet_blocks", "resnet_width"),
-    BitConfig: attrgetter("blocks", "width_factor"),
+    VitConfig: attrgetter(*VIT_FIELDS, "attention", "stem", "resnet_blocks", "resnet_width"),
+    BitConfig: attrgetter("blocks", "width_factor", "unit"),
     MixerConfig: attrgetter(*MIXER_FIELDS),
 }
 
@@ -119,7 +121,8 @@ def name_of(config: Config) -> str:
             kind = {"patches": "ViT", "conv": "ViT with a convolutional stem", "resnet": "hybrid"}
             return f"{kind[config.stem]} of {config.depth} blocks and width {config.width}"
         case BitConfig():
-            return f"BiT of {sum(config.blocks)} units, {config.width_factor} times as wide"
+            kind = {"conv": "BiT", "axial": "AxialResNet"}[config.unit]
+            return f"{kind} of {sum(config.blocks)} units, {config.width_factor} times as wide"
         case MixerConfig():
             return f"Mixer of {config.depth} blocks and width {config.width}"
 
@@ -131,6 +134,10 @@ def all_configurations() -> dict[str, Config]:
             values = dict(zip(VIT_FIELDS, (*SIZES[size], patch_size), strict=True))
             image_size = 32 if size in SMALL_IMAGES else 224
             configs[f"ViT-{size}/{patch_size}"] = VitConfig(**values, image_size=image_size)
+    for patch_size in (16, 32):  # appendix D.6; it does not mention a class token
+        values = dict(zip(VIT_FIELDS, (*SIZES["B"], patch_size), strict=True))
+        values["depth"] *= 2
+        configs[f"Axial-ViT-B/{patch_size}"] = VitConfig(**values, attention="axial", pool="mean")
     for name, (size, blocks, patch_size) in HYBRIDS.items():
         values = dict(zip(VIT_FIELDS, (*SIZES[size], patch_size), strict=True))
         configs[name] = VitConfig(**values, stem="resnet", resnet_blocks=blocks)
@@ -138,6 +145,9 @@ def all_configurations() -> dict[str, Config]:
         for factor in factors:
             config = BitConfig(blocks=RESNETS[layers], width_factor=factor)
             configs[f"BiT-R{layers}x{factor}"] = config
+    for factor in (1, 2):  # Axial-ResNet-S and -L of Wang et al. 2020 (arXiv:2003.07853)
+        config = BitConfig(blocks=RESNETS[50], width_factor=factor, unit="axial")
+        configs[f"AxialResNet-50x{factor}"] = config
     for size, patch_sizes in MIXER_PATCH_SIZES.items():
         for patch_size in patch_sizes:
             values = dict(zip(MIXER_FIELDS, (*MIXERS[size], patch_size), strict=True))

@@ -200,11 +200,13 @@ class VisionTransformer(nn.Module):
         merge = as_int(pairs)
         if merge is None or merge < 0:
             raise ConfigError(f"merge={pairs!r} must be an integer >= 0, pairs per block; 0 is off")
-        if merge and self.config.num_layer_positions:
+        axial = self.config.attention == "axial"
+        if merge and (axial or self.config.num_layer_positions):
+            position = f"position={self.config.position!r} in the encoder layers"
             raise ConfigError(
-                f"merge={merge} removes tokens from the grid that position="
-                f"{self.config.position!r} in the encoder layers needs; only models with "
-                "position_place='stem' can merge"
+                f"merge={merge} removes tokens from the grid that "
+                f"{'axial attention' if axial else position} needs; only models with "
+                "position_place='stem' and attention='global' can merge"
             )
         self.encoder.merge = merge
 
