@@ -71,6 +71,7 @@ SUPPORTED = {
         "not square",
         "oblong patches",
         "no qkv bias",
+        "distilled",
     },
     "torchvision": {"vit", "representation"},
 }

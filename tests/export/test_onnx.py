@@ -26,7 +26,10 @@ def sizes(config):
     if isinstance(config, MixerConfig):
         return [own]
     down, across = (9, 13) if config.stride == (1, 1) else config.stride
-    return [own, (3 * down, 5 * across), (7 * down, 6 * across), (down, across)]
+    # A GroupNorm over two values, as in an AxialResNet of a single cell, magnifies rounding errors
+    # a thousand times, in torch too.
+    cells = 1 + (getattr(config, "unit", "") == "axial")
+    return [own, (3 * down, 5 * across), (7 * down, 6 * across), (cells * down, cells * across)]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

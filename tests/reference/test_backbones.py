@@ -4,12 +4,18 @@ Tiny random models are saved by their own library. Features or logits agree at t
 another resolution, and the origin loads what we write without missing or unexpected tensors.
 """
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 from weights import TOLERANCE, randomize, relative
 
-from vitrail import load, save
+from vitrail import CheckpointError, Preprocessing, load, save
+from vitrail.checkpoints.files import Checkpoint, LazyTensor
+from vitrail.checkpoints.load import read_foreign
+from vitrail.checkpoints.rules import substitute
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
@@ -91,17 +97,20 @@ def transformers_model(kind):
     return model
 
 
+# transformers and timm compute the rotation of DINOv3, timm and transformers' DINOv2 interpolated
+# positions in float32 for every dtype, so that their own float64 outputs are exact to 1e-8 only.
+# These compute in float64 instead.
+
+
+def exact_coordinates(rows, columns, **_):
+    """The centers of patches from -1 to 1: (h * w, 2), y and x."""
+    sides = [torch.arange(0.5, n, dtype=torch.float64) / n for n in (rows, columns)]
+    return 2 * torch.cartesian_prod(*sides) - 1
+
+
 def exact_rotation(rope):
-    """The rotation of DINOv3 in float64.
-
-    transformers computes angles, cosines and sines in float32 for every dtype, so that its own
-    float64 features are exact to 1e-8 only.
-    """
-
     def forward(images):
-        rows, columns = (side // rope.config.patch_size for side in images.shape[2:])
-        sides = [torch.arange(0.5, n, dtype=torch.float64) / n for n in (rows, columns)]
-        grid = 2 * torch.cartesian_prod(*sides) - 1  # (h * w, 2): y, x
+        grid = exact_coordinates(*(side // rope.config.patch_size for side in images.shape[2:]))
         exponents = torch.arange(0, 1, 4 / rope.head_dim, dtype=torch.float64)
         angles = 2 * torch.pi * grid[:, :, None] * rope.base**-exponents
         angles = angles.flatten(1, 2).tile(2)
@@ -111,7 +120,6 @@ def exact_rotation(rope):
 
 
 def exact_positions(table, size, *, antialias):
-    """DINOv2's position table for another size in float64; transformers interpolates in float32."""
     side = round((table.shape[1] - 1) ** 0.5)
     patches = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
     grid = [pixels // SMALL["patch_size"] for pixels in size]
@@ -178,3 +186,359 @@ def test_transformers_models_round_trip(kind, tmp_path):
     assert not any(report.values()), report
     assert again.config.model_type == KINDS[kind][2]
     check_equal(ours, again.eval())
+
+
+def save_timm(name, arguments, folder):
+    theirs = randomize(timm.create_model(name, **arguments))
+    timm.models.save_for_hf(theirs, folder, model_args=arguments)
+    return theirs
+
+
+TIMM = {
+    "CLIP": ("vit_base_patch16_clip_224", {}),
+    "CLIP, quick GELU": ("vit_base_patch32_clip_quickgelu_224", {"num_classes": 0}),
+    "SigLIP": ("vit_base_patch16_siglip_224", {}),
+    "SigLIP 2": ("vit_so400m_patch16_siglip_256", {"num_classes": 0}),
+    "SigLIP, mean": ("vit_base_patch16_siglip_gap_224", {}),
+    "DINOv3": ("vit_small_patch16_dinov3_qkvb", {}),
+    "DINOv3, class token": ("vit_small_patch16_dinov3", {"global_pool": "token", "num_classes": 0}),
+    "DINOv3, SwiGLU": ("vit_small_plus_patch16_dinov3_qkvb", {"num_classes": 0}),
+    "class token, mean": ("vit_base_patch16_224", {"global_pool": "avg", "fc_norm": False}),
+    "qk norm": ("vit_base_patch16_224", {"qk_norm": True}),
+}
+
+
+@pytest.mark.parametrize("kind", TIMM)
+@torch.no_grad()
+def test_timm_models_round_trip(kind, tmp_path):
+    name, changes = TIMM[kind]
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    arguments = {"num_classes": 5, "mlp_ratio": 2, "dynamic_img_size": True, **sizes, **changes}
+    theirs = save_timm(name, arguments, tmp_path / "theirs")
+    ours = load(tmp_path / "theirs", log=lambda line: None)
+    assert ours.config.num_classes == arguments["num_classes"]
+    save(ours, tmp_path / "ours", "timm")
+    again = timm.create_model(
+        f"local-dir:{tmp_path / 'ours'}", pretrained=True, dynamic_img_size=True
+    ).eval()
+    for dtype in TOLERANCE:
+        for model in (theirs, again):
+            model.to(dtype)
+            if hasattr(model, "rope"):
+                model.rope.periods = model.rope._compute_periods(dtype=dtype)
+        for size in ((32, 32), (48, 48), (24, 24)):
+            images = torch.randn(2, 3, *size).to(dtype)
+            found = ours.to(dtype)(images)
+            with pytest.MonkeyPatch.context() as patch:
+                if dtype == torch.float64:
+                    patch.setattr(torch.Tensor, "float", lambda x: x)  # before interpolation
+                    module = "timm.layers.pos_embed_sincos.make_coords_dinov3"
+                    patch.setattr(module, exact_coordinates)
+                outputs = [model(images) for model in (theirs, again)]
+            for expected in outputs:
+                assert relative(found, expected) <= TOLERANCE[dtype], (dtype, size)
+
+
+# Meta's names: dinov2/models/vision_transformer.py and dinov3/models/vision_transformer.py.
+
+
+LAYERS = r"(?:model\.|encoder\.)?layers?\."
+
+
+def meta_names(theirs):
+    """The weights of a DINOv2 or DINOv3 of transformers under the names of Meta's files."""
+    state, names = {}, dict(theirs.state_dict())
+    dinov3, gated = "DINOv3" in type(theirs).__name__, any("gate_proj" in x for x in names)
+    renames = [
+        (r"^embeddings\.patch_embeddings\.(?:projection\.)?", "patch_embed.proj."),
+        (r"^embeddings\.position_embeddings", "pos_embed"),
+        (r"^embeddings\.register_tokens", "storage_tokens" if dinov3 else "register_tokens"),
+        (r"^embeddings\.", ""),
+        (rf"^{LAYERS}", "blocks."),
+        (r"\.attention\.o_proj\.", ".attn.proj."),
+        (r"\.layer_scale(\d)\.lambda1", r".ls\1.gamma"),
+        (r"^layernorm\.", "norm."),
+        (r"\.mlp\.gate_proj\.", ".mlp.w1."),
+        (r"\.mlp\.up_proj\.", ".mlp.w2." if gated else ".mlp.fc1."),
+        (r"\.mlp\.down_proj\.", ".mlp.w3." if gated else ".mlp.fc2."),
+    ]
+    width = theirs.config.hidden_size
+    for name, tensor in names.items():
+        if match := re.search(rf"^{LAYERS}(\d+)\.attention\.q_proj\.(\w+)$", name):
+            zeros = torch.zeros(width)  # DINOv3's keys have no bias
+            parts = [names.get(name.replace("q_proj", f"{x}_proj"), zeros) for x in "qkv"]
+            state[f"blocks.{match[1]}.attn.qkv.{match[2]}"] = torch.cat(parts)
+            if dinov3 and match[2] == "bias":
+                mask = torch.cat([torch.ones(width), torch.zeros(width), torch.ones(width)])
+                state[f"blocks.{match[1]}.attn.qkv.bias_mask"] = mask
+        elif not re.search(r"\.attention\.[kv]_proj\.", name):
+            state[substitute(name, renames)] = tensor
+    state = {name: tensor for name, tensor in state.items() if tensor.numel()}  # no registers
+    if dinov3:
+        exponents = torch.arange(0, 1, 4 * theirs.config.num_attention_heads / width)
+        state["rope_embed.periods"] = theirs.config.rope_theta**exponents
+        state["mask_token"] = state["mask_token"][0]  # (1, D)
+        state |= {f"local_cls_norm.{kind}": torch.ones(width) for kind in ("weight", "bias")}
+    return state
+
+
+@pytest.mark.parametrize(
+    "kind", ["DINOv2", "DINOv2 with registers", "DINOv2, SwiGLU", "DINOv3", "DINOv3, SwiGLU"]
+)
+def test_files_of_meta_match_transformers(kind, tmp_path):
+    theirs = transformers_model(kind)
+    state = meta_names(theirs)
+    if kind == "DINOv2, SwiGLU":  # w12 joins both
+        for i in range(2):
+            for part in ("weight", "bias"):
+                gate, up = (state.pop(f"blocks.{i}.mlp.{name}.{part}") for name in ("w1", "w2"))
+                state[f"blocks.{i}.mlp.w12.{part}"] = torch.cat([gate, up])
+    chunked = {  # DINOv2's published files have all blocks in chunk 0
+        re.sub(r"^blocks\.", "blocks.0.", name): tensor for name, tensor in state.items()
+    }
+    for number, tensors in enumerate([state] if "DINOv3" in kind else [state, chunked]):
+        torch.save(tensors, tmp_path / f"{number}.pth")
+        lines = []
+        ours = load(tmp_path / f"{number}.pth", heads=4, log=lines.append)
+        assert f"recognized {kind.split()[0].strip(',')}" in lines[-1]
+        for dtype in TOLERANCE:
+            images = torch.randn(2, 3, 32, 32).to(dtype)
+            rope = getattr(theirs.to(dtype), "rope_embeddings", None)
+            if rope is not None and dtype == torch.float64:
+                rope.forward = exact_rotation(rope)
+            with torch.no_grad():
+                expected = their_output(theirs, images, 0)
+                assert relative(ours.to(dtype)(images), expected) <= TOLERANCE[dtype]
+        theirs.float()
+
+
+def test_separate_norm_of_dinov3s_class_token_is_rejected(tmp_path):
+    state = meta_names(transformers_model("DINOv3"))
+    state |= {"cls_norm.weight": torch.ones(32), "cls_norm.bias": torch.ones(32)}
+    torch.save(state, tmp_path / "model.pth")
+    with pytest.raises(CheckpointError, match=r"unexpected tensors: cls_norm\.bias"):
+        load(tmp_path / "model.pth")
+
+
+HALF = ((0.5,) * 3, (0.5,) * 3)
+IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
+CLIP_STATISTICS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+DINOV2 = {
+    "size": {"shortest_edge": 256},
+    "image_mean": list(IMAGENET_MEAN),
+    "image_std": list(IMAGENET_STD),
+}  # preprocessor_config.json of facebook/dinov2-base; the class is BiT's
+PROCESSORS = {  # kind: class of the processor, arguments, resize, size before the crop, …
+    "ViT": ("ViTImageProcessor", {}, "direct", None, "bilinear", HALF),
+    "DeiT": ("DeiTImageProcessor", {}, "direct", (256, 256), "bicubic", HALF),
+    "MSN": ("ViTImageProcessor", {}, "direct", None, "bilinear", HALF),
+    "DINOv2": ("BitImageProcessor", DINOV2, "short-side", (256, 256), "bicubic", IMAGENET),
+    "DINOv3": ("DINOv3ViTImageProcessor", {}, "direct", None, "bilinear", IMAGENET),
+    "CLIP": ("CLIPImageProcessor", {}, "short-side", (224, 224), "bicubic", CLIP_STATISTICS),
+    "full SigLIP": ("SiglipImageProcessor", {}, "direct", None, "bicubic", HALF),
+}
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_preprocessing_of_transformers_is_read(kind, tmp_path):
+    name, arguments, resize, before, interpolation, (mean, std) = PROCESSORS[kind]
+    transformers_model(kind).save_pretrained(tmp_path)
+    getattr(transformers, name)(**arguments).save_pretrained(tmp_path)
+    metadata = load(tmp_path, log=lambda line: None).metadata
+    assert not metadata.assumes_preprocessing
+    assert metadata.preprocessing == Preprocessing(
+        size=(224, 224),
+        resize=resize,
+        resize_to=before,
+        interpolation=interpolation,
+        mean=mean,
+        std=std,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "statistics"),
+    [
+        ("vit_base_patch16_clip_224.openai", CLIP_STATISTICS),
+        ("vit_base_patch16_siglip_224.v2_webli", HALF),
+        ("vit_small_patch16_dinov3.lvd1689m", IMAGENET),
+        ("vit_small_patch14_dinov2.lvd142m", IMAGENET),
+    ],
+)
+def test_preprocessing_of_timm_is_read(name, statistics, tmp_path):
+    theirs = save_timm(name, {"embed_dim": 32, "depth": 1, "num_heads": 4}, tmp_path)
+    preprocessing = load(tmp_path, log=lambda line: None).metadata.preprocessing
+    expected = timm.data.resolve_data_config(theirs.pretrained_cfg)
+    assert (preprocessing.mean, preprocessing.std) == (expected["mean"], expected["std"])
+    assert (preprocessing.mean, preprocessing.std) == statistics
+    assert preprocessing.interpolation == expected["interpolation"] == "bicubic"
+    assert preprocessing.size == expected["input_size"][1:]
+    before = preprocessing.resize_to or preprocessing.size
+    assert before[0] == int(preprocessing.size[0] / expected["crop_pct"])
+    assert (preprocessing.resize == "direct") == (expected["crop_mode"] == "squash")
+
+
+# Published image towers, built on the meta device by their library and read here.
+
+
+def dinov2(size, heads, depth, **changes):
+    return {
+        "hidden_size": size,
+        "num_attention_heads": heads,
+        "num_hidden_layers": depth,
+        "image_size": 518,
+        "patch_size": 14,
+        **changes,
+    }
+
+
+def dinov3(size, depth, hidden, **changes):
+    return {
+        "hidden_size": size,
+        "num_attention_heads": size // 64,
+        "num_hidden_layers": depth,
+        "intermediate_size": hidden,
+        "num_register_tokens": 4,
+        **changes,
+    }
+
+
+def tower(size, depth, hidden, heads, image_size, patch_size):
+    return {
+        "hidden_size": size,
+        "num_hidden_layers": depth,
+        "intermediate_size": hidden,
+        "num_attention_heads": heads,
+        "image_size": image_size,
+        "patch_size": patch_size,
+    }
+
+
+GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
+PUBLISHED = {  # class and config of transformers, name in timm, parameters
+    "DINOv2 S": ("Dinov2", dinov2(384, 6, 12), "vit_small_patch14_dinov2", 22_056_192),
+    "DINOv2 B": ("Dinov2", dinov2(768, 12, 12), "vit_base_patch14_dinov2", 86_579_712),
+    "DINOv2 L": ("Dinov2", dinov2(1024, 16, 24), "vit_large_patch14_dinov2", 304_367_616),
+    "DINOv2 g": (
+        "Dinov2",
+        dinov2(1536, 24, 40, use_swiglu_ffn=True),
+        "vit_giant_patch14_dinov2",
+        1_136_479_232,
+    ),
+    "DINOv3 S": ("DINOv3ViT", dinov3(384, 12, 1536), "vit_small_patch16_dinov3_qkvb", 21_596_160),
+    "DINOv3 S+": (
+        "DINOv3ViT",
+        dinov3(384, 12, 1536, **GATED),
+        "vit_small_plus_patch16_dinov3_qkvb",
+        28_692_480,
+    ),
+    "DINOv3 B": ("DINOv3ViT", dinov3(768, 12, 3072), "vit_base_patch16_dinov3_qkvb", 85_659_648),
+    "DINOv3 L": ("DINOv3ViT", dinov3(1024, 24, 4096), "vit_large_patch16_dinov3_qkvb", 303_128_576),
+    "DINOv3 H+": (
+        "DINOv3ViT",
+        dinov3(1280, 32, 5120, **GATED),
+        "vit_huge_plus_patch16_dinov3_qkvb",
+        840_591_360,
+    ),
+    "SigLIP 2 B": (
+        "SiglipVision",
+        tower(768, 12, 3072, 12, 224, 16),
+        "vit_base_patch16_siglip_224",
+        92_884_224,
+    ),
+    "SigLIP 2 L": (
+        "SiglipVision",
+        tower(1024, 24, 4096, 16, 256, 16),
+        "vit_large_patch16_siglip_256",
+        315_956_224,
+    ),
+    "SigLIP 2 So400m": (
+        "SiglipVision",
+        tower(1152, 27, 4304, 16, 224, 14),
+        "vit_so400m_patch14_siglip_224",
+        427_680_704,
+    ),
+    "CLIP B/32": (
+        "CLIPVision",
+        tower(768, 12, 3072, 12, 224, 32),
+        "vit_base_patch32_clip_quickgelu_224",
+        87_456_000,
+    ),
+    "CLIP B/16": (
+        "CLIPVision",
+        tower(768, 12, 3072, 12, 224, 16),
+        "vit_base_patch16_clip_quickgelu_224",
+        85_799_424,
+    ),
+    "CLIP L/14": (
+        "CLIPVision",
+        tower(1024, 24, 4096, 16, 224, 14),
+        "vit_large_patch14_clip_quickgelu_224",
+        303_179_776,
+    ),
+}
+
+
+def read_on_meta(theirs, settings, format):
+    """Read a model of theirs on the meta device; return our parameters."""
+    tensors = {
+        name: LazyTensor(tuple(tensor.shape), lambda tensor=tensor: tensor)
+        for name, tensor in theirs.state_dict().items()
+    }
+    model, _, _ = read_foreign(Checkpoint(tensors, settings), format)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_published_models_equal_those_of_their_libraries(name):
+    kind, sizes, timm_name, expected = PUBLISHED[name]
+    with torch.device("meta"):
+        theirs = getattr(transformers, f"{kind}Model")(
+            getattr(transformers, f"{kind}Config")(**sizes)
+        )
+        assert read_on_meta(theirs, theirs.config.to_dict(), "huggingface") == expected
+        settings = {"architecture": timm_name, "model_args": {"global_pool": "token"}}
+        theirs = timm.create_model(timm_name, num_classes=0)
+        settings = settings if "dino" in timm_name else {"architecture": timm_name}
+        assert read_on_meta(theirs, settings, "timm") == expected
+
+
+UNSUPPORTED = {  # class of transformers: config, what the error says
+    "SwinModel": ({"image_size": 32, "embed_dim": 12, "depths": [1], "num_heads": [2]}, "windowed"),
+    "HieraModel": ({"embed_dim": 16, "depths": [1] * 4, "num_heads": [1] * 4}, "hierarchical"),
+    "PvtV2Model": (
+        {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4},
+        "hierarchical",
+    ),
+    "SamVisionModel": ({**TEXT, "image_size": 64, "output_channels": 8}, "windowed"),
+    "VitDetModel": ({**TEXT, "image_size": 64}, "windowed"),
+    "Siglip2VisionModel": ({**TEXT, "num_patches": 16}, "NaFlex.*fixed resolution"),
+}
+UNSUPPORTED_TIMM = {
+    "swin_tiny_patch4_window7_224": "windowed",
+    "hiera_tiny_224": "hierarchical",
+    "mvitv2_tiny": "hierarchical",
+    "pvt_v2_b0": "hierarchical",
+    "samvit_base_patch16": "windowed",
+    "naflexvit_base_patch16_siglip": "NaFlex.*fixed resolution",
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_unsupported_models_of_transformers_get_one_line(kind, tmp_path):
+    changes, reason = UNSUPPORTED[kind]
+    changes = {name: x for name, x in changes.items() if not name.endswith("_token_id")}
+    config = getattr(transformers, f"{kind.removesuffix('Model')}Config")(**changes)
+    getattr(transformers, kind)(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=f"unsupported model_type.*{reason}") as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_TIMM)
+def test_unsupported_models_of_timm_get_one_line(name, tmp_path):
+    small = {"depth": 1, "embed_dim": 32, "num_heads": 2} if "patch16" in name else {}
+    timm.models.save_for_hf(timm.create_model(name, **small), tmp_path, model_args=small)
+    with pytest.raises(CheckpointError, match=f"timm model {name}.*{UNSUPPORTED_TIMM[name]}") as e:
+        load(tmp_path)
+    assert "\n" not in str(e.value)

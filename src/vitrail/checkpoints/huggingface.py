@@ -34,6 +34,7 @@ from vitrail.checkpoints.rules import (
     square_image,
     substitute,
     unsupported_features,
+    unsupported_reason,
     without_batch,
 )
 from vitrail.data.preprocessing import Interpolation, Preprocessing, preset
@@ -57,21 +58,6 @@ MODEL_TYPES = (
     "dinov3_vit",
     "ijepa",
 )
-OTHERS = {  # of which a part of the name identifies the reason
-    "siglip2": "NaFlex, images of any aspect ratio as sequences of patches; SigLIP 2 with a fixed "
-    "resolution has model_type 'siglip'",
-    "swin": "hierarchical windowed attention",
-    "hiera": "a hierarchical model",
-    "mvit": "a hierarchical model",
-    "pvt": "a hierarchical model",
-    "levit": "a hierarchical model",
-    "sam": "windowed attention with decomposed relative positions",
-    "vitdet": "windowed attention with decomposed relative positions",
-    "beit": "relative position biases",
-    "data2vec": "relative position biases",
-    "convnext": "a convolutional network",
-    "resnet": "a convolutional network",
-}
 TIMM_WRAPPER = "timm_wrapper"  # a timm model saved by transformers, under timm's names
 
 PATCHES = "embeddings.patch_embeddings.projection"
@@ -144,11 +130,10 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     """Convert to the names of ViT in files, without tensors that only pre-training uses."""
     model_type = checkpoint.settings.get("model_type")
     if model_type is not None and model_type not in (*MODEL_TYPES, TIMM_WRAPPER):
-        reasons = [why for part, why in OTHERS.items() if part in str(model_type)]
-        reason = f" ({reasons[0]})" if reasons else ""
+        reason = unsupported_reason(str(model_type))
         raise CheckpointError(
-            f"unsupported model_type={model_type!r} in config.json{reason}; supported: "
-            f"{', '.join(MODEL_TYPES)}"
+            f"unsupported model_type={model_type!r} in config.json{reason and f' ({reason})'}; "
+            f"supported: {', '.join(MODEL_TYPES)}"
         )
     if not any(name.endswith(f"{PATCHES}.weight") for name in checkpoint.tensors):
         return checkpoint  # not from transformers

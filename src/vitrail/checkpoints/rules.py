@@ -255,7 +255,29 @@ def infer_heads(width: int, *stated: Any) -> int:
     return width // HEAD_DIM
 
 
-# What a format cannot express.
+# What cannot be read, and what a format cannot express.
+
+NAFLEX = "NaFlex, images of any aspect ratio as sequences of patches; use a fixed resolution"
+ARCHITECTURES = {  # part of a name of transformers or timm → why it is not supported
+    "siglip2": f"{NAFLEX}, which transformers calls 'siglip' for SigLIP 2 too",
+    "naflex": NAFLEX,
+    "sam": "windowed attention with decomposed relative positions",  # before mvit: samvit
+    "swin": "hierarchical windowed attention",
+    "hiera": "a hierarchical model",
+    "mvit": "a hierarchical model",
+    "pvt": "a hierarchical model",
+    "levit": "a hierarchical model",
+    "vitdet": "windowed attention with decomposed relative positions",
+    "beit": "relative position biases",
+    "data2vec": "relative position biases",
+    "convnext": "a convolutional network",
+    "resnet": "a convolutional network",
+}
+
+
+def unsupported_reason(name: str) -> str:
+    """Return why the architectures of this name are not supported, or nothing."""
+    return next((reason for part, reason in ARCHITECTURES.items() if part in name), "")
 
 
 class NumericsLoss(str):

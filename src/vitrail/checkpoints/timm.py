@@ -46,6 +46,7 @@ from vitrail.checkpoints.rules import (
     square_image,
     substitute,
     unsupported_numerics,
+    unsupported_reason,
     without_batch,
 )
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -129,6 +130,12 @@ INTERPOLATIONS = {"box": "area", "hamming": "bilinear", "random": "bilinear"}
 
 def normalize(checkpoint: Checkpoint) -> Checkpoint:
     """Convert to timm's current names, without tensors that only pre-training uses."""
+    name = parse_settings(checkpoint.settings).architecture
+    if (reason := unsupported_reason(name)) and not name.startswith("resnetv2_"):
+        raise CheckpointError(
+            f"unsupported timm model {name} ({reason}); supported: ViT, DeiT, hybrids, CLIP, "
+            "SigLIP, DINO, resnetv2_*_bit and mixer"
+        )
     names = {name: re.sub(WRAPPERS, "", name) for name in checkpoint.tensors}
     if len(set(names.values())) < len(names):
         names = {name: name for name in names}  # stripping would merge two tensors
