@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import renamed_attribute
-from vitrail.models.config import BitConfig, Numerics, UnitKind, VitConfig, pair
+from vitrail.models.config import BitConfig, Numerics, ResizeMethod, UnitKind, VitConfig, pair
 from vitrail.models.encoder import run_block
 from vitrail.models.init import initialize
 from vitrail.models.patch_embed import PatchProjection, check_images
@@ -155,7 +155,8 @@ class AxialAttention(nn.Module):
 
     def __init__(self, channels: int, cells: int, numerics: Numerics, *, columns: bool) -> None:
         super().__init__()
-        self.cells, self.columns, self.method = cells, columns, numerics.position_resize
+        self.cells, self.columns = cells, columns
+        self.method: ResizeMethod = numerics.position_resize
         self.qkv = nn.Conv2d(channels, 2 * channels, 1, bias=False)
         self.norm = group_norm(2 * channels, numerics)
         self.table = nn.Parameter(torch.empty(2 * cells - 1, 2 * channels // AXIAL_HEADS))
