@@ -10,7 +10,7 @@ h x w patches; K channels per head, D width; b images and q queries at once; T m
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,9 +50,11 @@ def require_attention(model: nn.Module, what: str) -> VisionTransformer:
     """Return the model if it is a Vision Transformer; an error names `what` was asked for."""
     if isinstance(model, VisionTransformer):
         return model
-    name = name_of(model.config)  # pyright: ignore[reportArgumentType]: another family
+    config: Any = model.config
+    axial = getattr(config, "unit", "") == "axial"
+    reason = "attends along lines of feature maps of several sizes" if axial else "has no attention"
     raise ConfigError(
-        f"{name} has no attention, so there is no {what}; use a Vision Transformer or a hybrid, "
+        f"{name_of(config)} {reason}, so there is no {what}; use a Vision Transformer or a hybrid, "
         "such as ViT-S/16 or R26+ViT-S/32, or inspect its filters only"
     )
 
