@@ -88,14 +88,15 @@ class Predict(EngineOptions):
                         images, top=self.top, threshold=self.threshold, batch_size=self.batch_size
                     )
                 )
+                sets = predictor.conformal is not None
                 if self.csv:
-                    lines = csv_lines(predictions, self.top)
+                    lines = csv_lines(predictions, self.top, sets=sets)
                 elif self.json:
                     lines = map(json_line, predictions)
                 elif total is not None and total <= MAX_BAR_IMAGES:
                     lines = bar_lines(predictions)
                 else:
-                    lines = table_lines(predictions)
+                    lines = table_lines(predictions, sets=sets)
                 for line in lines:
                     print(line)
         sys.stdout.flush()
@@ -180,13 +181,14 @@ def standard_input() -> BufferedReader:
     return cast(BufferedReader, sys.stdin.buffer)
 
 
-def csv_lines(predictions: Iterable["Prediction"], top: int) -> Iterator[str]:
+def csv_lines(predictions: Iterable["Prediction"], top: int, *, sets: bool) -> Iterator[str]:
     columns = [f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability")]
-    yield csv_line(["picture", "answer", *columns, "error"])
+    yield csv_line(["picture", "answer", *["set"] * sets, *columns, "error"])
     for one in predictions:
         guesses = [x for guess in one.guesses for x in (guess.label, f"{guess.probability:.6g}")]
         guesses += [""] * (2 * top - len(guesses))
-        yield csv_line([one.name, ";".join(one.labels), *guesses, one.error])
+        members = [";".join(one.prediction_set)] * sets
+        yield csv_line([one.name, ";".join(one.labels), *members, *guesses, one.error])
 
 
 def csv_line(values: Iterable[str]) -> str:
@@ -217,9 +219,10 @@ def bar_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
             yield printable(f"  {truncate(label, width):{width}}  {100 * p:5.1f} %  {bar}")
 
 
-def table_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
-    """One line per image, as it arrives."""
-    yield f"{'image':{NAME_WIDTH}}  {'prediction':{LABEL_WIDTH}}          other classes"
+def table_lines(predictions: Iterable["Prediction"], *, sets: bool) -> Iterator[str]:
+    """One line per image, as it arrives; the last column has other classes or prediction sets."""
+    last = "prediction set" if sets else "other classes"
+    yield f"{'image':{NAME_WIDTH}}  {'prediction':{LABEL_WIDTH}}          {last}"
     for one in predictions:
         name = printable(one.name)
         if len(name) > NAME_WIDTH:  # the end of a path is what distinguishes it
@@ -229,12 +232,12 @@ def table_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
             continue
         label = truncate(", ".join(one.labels) or "(abstained)", LABEL_WIDTH)
         line = f"{name:{NAME_WIDTH}}  {label:{LABEL_WIDTH}} {100 * one.probability:5.1f} % "
-        separator = ""
-        for other, p in one.guesses:
-            more = f"{separator} {other} {100 * p:.0f} %"
-            if other not in one.labels and p >= MIN_PROBABILITY and len(line) + len(more) <= WIDTH:
-                line, separator = line + more, ","
-        yield printable(line.rstrip())
+        rest = one.prediction_set or [
+            f"{other} {100 * p:.0f} %"
+            for other, p in one.guesses
+            if other not in one.labels and p >= MIN_PROBABILITY
+        ]
+        yield printable(f"{line} {truncate(', '.join(rest), WIDTH - len(line) - 1)}".rstrip())
 
 
 @dataclass(frozen=True, kw_only=True)
