@@ -91,7 +91,8 @@ def figure6(results: Results) -> Report:
             offset = attention.token_offset(model)
             tiles.append(overlay(one.pixels, values, one.box, "heat", offset=offset))
         captions += [f"predicted: {names[int(classes[n])]}" for n in row]
-    sanity = faithfulness.sanity_check(model, "rollout", images, classes)
+    random_maps = METHODS["rollout"](faithfulness.randomize(model), images, classes)
+    sanity = faithfulness.rank_correlation(maps["rollout"], random_maps)
     texts = {"over_random": interval(random, "+"), "over_center": interval(center, "+")}
     rows = [(name, interval(area)) for name, area in areas.items()]
     rows += [(f"rollout minus {name[5:]}", text) for name, text in texts.items()]
@@ -120,7 +121,11 @@ def distance_study(model: VisionTransformer, images: Tensor) -> tuple[Any, np.nd
     head's, and the distance of that."""
     distance = attention.attention_stats(model, images.split(32)).distance
     pixels = distance.get("patches, renormalized", distance["patches"])
-    where = attention.token_positions(model.config.grid, model.config.stride, 0)  # (N, 2)
+    down, across = (
+        (torch.arange(count, dtype=torch.float64) - (count - 1) / 2) * step
+        for count, step in zip(model.config.grid, model.config.stride, strict=True)
+    )
+    where = torch.cartesian_prod(down, across)  # (N, 2)
     uniform = float(torch.cdist(where, where).mean())
     return pixels, 100 * pixels / uniform, uniform
 

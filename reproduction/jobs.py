@@ -78,10 +78,7 @@ class Datasets:
         probe = PROBE["probe"].format(**PROBE, datasets=", ".join(probes))
         names |= {"probe": probe, "measure": f"compared by {probe}", "trained_on": pretrain}
         names |= {"score": f"{PROBE['shots']}-shot accuracy", "shots": PROBE["shots"]}
-        return names | {"batch": f"{PROBE['batch']} with Muon", "seeds": PROBE["seeds"]}
-
-    def seeds(self, experiment: str) -> int:
-        return PROBE["seeds"] if self.probes else TEXT[experiment].get("seeds", 0)
+        return names | {"batch": f"{PROBE['batch']} with Muon"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +161,7 @@ def grid_jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
     jobs = {}
     for one in TEXT[name].get("runs", ()):
         model = small_model(one["model"], **one.get("change", {}))
-        for seed in one.get("seeds", range(datasets.seeds(name))):
+        for seed in one.get("seeds", range(TEXT[name].get("seeds", 0))):
             jobs[*one["key"], seed] = pretraining(datasets, model, seed, **one.get("train", {}))
     return jobs
 

@@ -254,7 +254,7 @@ def coverage_range(samples: int, error_rate: float) -> tuple[float, float]:
 def abstention_threshold(
     confidence: np.ndarray, correct: np.ndarray, error_rate: float, level: float = CONFIDENCE
 ) -> float | None:
-    """Return a confidence from which on at most `error_rate` of the predictions are wrong.
+    """Return a confidence above which at most `error_rate` of the predictions are wrong.
 
     This holds with probability `level` over draws of the calibration images. One image in five
     proposes thresholds and the one to begin with; the others test them, from there on downwards,

@@ -55,7 +55,7 @@ def insertion_deletion(
     steps: int = 20,
     progress: Callable[[int], None] | None = None,
 ) -> Curves:
-    """Measure the probability of `classes` (B,) as pixels come and go, mean over images.
+    """Measure the mean probability of `classes` (B,) as pixels are inserted and deleted.
 
     As in Petsiuk et al.: pixels are ordered by `maps` (B, h, w), enlarged to the image, largest
     first, equal ones in raster order. Insertion starts with the blurred image and sharpens them,

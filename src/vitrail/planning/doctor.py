@@ -1,4 +1,4 @@
-"""What this machine is, what is fast on it, and what is wrong: `vitrail doctor`.
+"""Packages, hardware, measured speed and problems of this machine: `vitrail doctor`.
 
 Results are dictionaries, as `vitrail doctor --json` prints them. `inspect_machine` collects,
 `measure_speeds` times matrix products and JPEG decoding for a second or two, `find_problems` and
@@ -68,7 +68,7 @@ Speeds = dict[str, Any]  # of `measure_speeds`
 
 
 def inspect_machine() -> Machine:
-    """Describe this machine as it is now."""
+    """Describe this machine."""
     required, broken = requirements(), ""
     cores, cpuinfo = os.cpu_count() or 1, ""
     with suppress(OSError):
@@ -295,7 +295,7 @@ def measure_speeds(seconds: float = SECONDS, width: int = WIDTH, side: int = SID
 
 
 def draw_conclusions(machine: Machine, speeds: Speeds) -> Iterator[str]:
-    """Yield what is fast here, and why."""
+    """Yield what is fast on this machine, and why."""
     for name in machine["accelerators"]:
         yield f"compute device: {name}, unless --device or --machine.device is set"
     ratio = speeds["float32"] / speeds["bfloat16"]

@@ -4,7 +4,7 @@
 
 The subprocess does what `vitrail train` does (`build`, then `train_step`) on the given images or on
 noise. Its memory is separate from the planner's, and if it is killed for lack of memory, the
-planner goes on. Nothing here imports torch before it runs, because the options of `vitrail plan`
+planner continues. Nothing here imports torch before it runs, because the options of `vitrail plan`
 are made from this file.
 """
 

@@ -107,8 +107,13 @@ def pixels_of(source: Dataset, *, channels: int = 3, side: int = 32, **options: 
     values, indices, skipped = extract(
         lambda images: images.flatten(1), source, preprocessing, channels=channels, **options
     )
-    labels = labels_at(source, indices)
-    return Features(values=values, labels=labels, classes=source.classes, skipped=skipped)
+    return Features(
+        values=values,
+        labels=labels_at(source, indices),
+        classes=source.classes,
+        indices=indices,
+        skipped=skipped,
+    )
 
 
 def extract(

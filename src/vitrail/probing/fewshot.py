@@ -61,10 +61,10 @@ def fewshot(
         >>> result.weights.shape  # D features and a constant, C classes
         torch.Size([5, 4])
 
-    Features are (n, D) tensors or arrays of floats, labels (n,) whole numbers from 0; there are as
-    many classes as the largest training label says. Weights and accuracy are big_vision's, to the
-    last digits of float64. Of several l2, `RidgePath.best` takes one: leave-one-out on the
-    training rows, with a prior at 1024.
+    Features are (n, D) tensors or arrays of floats, labels (n,) whole numbers from 0; the
+    number of classes is the largest training label plus one. Weights and accuracy are those of
+    big_vision, to the last digits of float64. Of several l2, `RidgePath.best` chooses one:
+    leave-one-out on the training rows, with a prior at 1024.
     """
     if isinstance(l2, Sequence):
         path = fit_path(features_train, labels_train, l2=l2)

@@ -13,7 +13,7 @@ Shapes: N images, D features, K classes.
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from vitrail.checkpoints.load import load
-from vitrail.data.datasets import Dataset, ImageDataset, LabelSets, Sample, open_splits
+from vitrail.data.datasets import ImageDataset, open_splits
 from vitrail.data.storage import atomic_path
 from vitrail.data.tar_shards import MAX_SHARD_BYTES, write_shards
 from vitrail.errors import ConfigError, DataError
@@ -68,9 +68,9 @@ def check_labels(
     values = np.concatenate([features.values for _, _, features in parts])
     labels = np.concatenate([features.labels for _, _, features in parts])
     rows = [
-        {"name": dataset.name(int(i)), "split": split, "index": int(i), "label": classes[label]}
+        {"name": dataset.name(i), "split": split, "index": i, "label": classes[label]}
         for split, dataset, features in parts
-        for i, label in zip(indices_of(features, dataset), features.labels.tolist(), strict=True)
+        for i, label in zip(features.indices.tolist(), features.labels.tolist(), strict=True)
     ]
     p = out_of_fold(values, labels, len(classes))
     suspects, suggested, margins = confident_learning(p, labels)
@@ -86,10 +86,6 @@ def check_labels(
         images=len(labels),
         features=model or "32 x 32 pixels",
     )
-
-
-def indices_of(features: Any, dataset: Dataset) -> Iterable[int]:
-    return features.indices if len(features.indices) else range(len(dataset))
 
 
 def out_of_fold(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -153,31 +149,6 @@ def write_review(errors: list[dict[str, Any]], path: Path) -> None:
             writer.writerow(values[name] for name in COLUMNS)
 
 
-class ReviewedDataset:
-    """A dataset with some labels fixed and some images dropped."""
-
-    def __init__(self, dataset: ImageDataset, rows: Mapping[int, int | None]) -> None:
-        self.dataset, self.rows = dataset, rows  # index → label, or None to drop it
-        self.classes, self.multi_label = dataset.classes, False
-        self.kept = [i for i in range(len(dataset)) if rows.get(i, 0) is not None]
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-    def __getitem__(self, index: int, /) -> Sample:
-        sample = self.dataset[self.kept[index]]
-        return sample._replace(label=self.rows.get(self.kept[index], sample.label))
-
-    def name(self, index: int, /) -> str:
-        return self.dataset.name(self.kept[index])
-
-    def labels(self) -> np.ndarray | LabelSets:
-        labels = np.array(self.dataset.labels())
-        for index, label in self.rows.items():
-            labels[index] = -1 if label is None else label
-        return labels[self.kept]
-
-
 def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
     """Write the dataset as .tar shards with the actions of a reviewed CSV; count the actions."""
     datasets = open_splits(reference)
@@ -204,9 +175,13 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
     if next(folder.glob("*.tar"), None):
         raise ConfigError(f"{folder} already contains .tar files; choose another folder")
     for split, dataset in datasets.items():
-        for _ in write_shards(
-            ReviewedDataset(dataset, changes[split]), folder, split, MAX_SHARD_BYTES
-        ):
+        labels, changed = np.array(dataset.index.labels), changes[split]
+        for index, label in changed.items():
+            labels[dataset.row(index)] = -1 if label is None else label  # -1 is dropped
+        kept = np.array([i for i in range(len(dataset)) if changed.get(i, 0) is not None])
+        index = dataset.index._replace(labels=labels)
+        reviewed = ImageDataset(index, dataset.rows).subset(kept)
+        for _ in write_shards(reviewed, folder, split, MAX_SHARD_BYTES):
             pass
     return counts
 

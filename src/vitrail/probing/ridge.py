@@ -113,21 +113,18 @@ class RidgeSystem:
         values, vectors = torch.linalg.eigh(self.matrix)
         return values.clamp_min(0), vectors, vectors.T @ self.right
 
-    def solve(self, l2: float) -> RidgeProbe:
-        """Return the probe for one l2."""
-        shifted = self.matrix.clone()
-        shifted.diagonal().add_(l2)
-        factor, failed = torch.linalg.cholesky_ex(shifted)
-        if failed:  # l2 is lost in the rounding of large eigenvalues
-            return self.solve_by_spectrum(l2)
-        return self.probe(torch.cholesky_solve(self.right, factor), l2)
-
-    def solve_by_spectrum(self, l2: float) -> RidgeProbe:
-        """Return the probe for one of many l2: after one decomposition, each is a division."""
-        values, vectors, right = self.spectrum
-        return self.probe(vectors @ (right / (values + l2)[:, None]), l2)
-
-    def probe(self, solution: Tensor, l2: float) -> RidgeProbe:
+    def solve(self, l2: float, *, of_many: bool = False) -> RidgeProbe:
+        """Return the probe for one l2; of many, each is a division after one decomposition."""
+        solution = None
+        if not of_many:
+            shifted = self.matrix.clone()
+            shifted.diagonal().add_(l2)
+            factor, failed = torch.linalg.cholesky_ex(shifted)
+            if not failed:  # else l2 is lost in the rounding of large eigenvalues
+                solution = torch.cholesky_solve(self.right, factor)
+        if solution is None:
+            values, vectors, right = self.spectrum
+            solution = vectors @ (right / (values + l2)[:, None])
         weights = solution if self.x is None else self.x.T @ solution  # (D, C)
         bias = BIAS * (2 * self.counts - self.counts.sum()) / (self.constant + l2)  # (C,)
         return RidgeProbe(float(l2), torch.cat([weights, bias[None]]), self.mean, self.std)
@@ -220,7 +217,7 @@ def fit_path(
         check_l2(value)
     data = Rows(features, labels, classes)
     system = RidgeSystem.from_rows(data)
-    probes = tuple(system.solve_by_spectrum(value) for value in l2)
+    probes = tuple(system.solve(value, of_many=True) for value in l2)
     squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
     correct = torch.zeros(len(probes), dtype=torch.int64)
     counted = (data.counts[data.labels] > 1).double()  # (n,)

@@ -279,7 +279,7 @@ def recall(
 ) -> tuple[ProbeMemory, list[str]]:
     """Return a memory of the classes that the model knows, and notes on how it was obtained.
 
-    If images of `using` are learned from, the model's metadata then records them.
+    If the memory is built from `using`, its images are recorded in the model's metadata.
     """
     metadata, width = get_metadata(model), model.config.num_features
     if using is not None and Path(using).suffix == ".safetensors":
@@ -324,8 +324,8 @@ def fit_head(
     """Fit a probe to a memory and make it the model's head.
 
     Returns the model, the memory with the chosen l2 and temperature, and the leave-one-out
-    accuracy, which is None if not all images are remembered singly. `taught` are classes whose
-    images were given by hand.
+    accuracy, which is None if images are not remembered individually. The images of `taught`
+    classes were passed to `teach`.
     """
     if len(memory.classes) < 2:
         name = ", ".join(memory.classes)

@@ -78,10 +78,10 @@ MIN_BIN_COUNT = 10  # predictions below which a bin of the reliability diagram i
 SERIES_COLORS = 5  # s0 to s4
 MAX_POINTS = 240  # of a line; more are averaged
 MAX_INTERVALS = 60  # of a line chart's x axis with tooltips
-MIN_SMOOTHED = 40  # points from which on a noisy line is drawn with its running mean
+MIN_SMOOTHED = 40  # points from which a noisy line is drawn with its running mean
 MAX_DOTS = 25  # points up to which each is drawn as a dot
 MAX_LAYER_TICKS = 12
-LOG_NORMS = 30  # ratio of token norms from which on the axis is logarithmic
+LOG_NORMS = 30  # ratio of token norms from which the axis is logarithmic
 MAX_NAMED_CLASSES = 24  # classes up to which a scatter plot has names
 
 Points = Sequence[tuple[float, float]]

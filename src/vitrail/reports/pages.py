@@ -65,7 +65,7 @@ MULTI_LABEL_TILES = {
 }
 CORRUPTION_METRICS = {"accuracy": "accuracy", "ece": "ECE", "coverage": "coverage of the sets"}
 MIN_SUPPORT = 10  # images a class needs to be called weak
-MIN_COVERED = 20  # images from which on selective accuracy is drawn
+MIN_COVERED = 20  # images from which selective accuracy is drawn
 CALIBRATED = 0.01  # an ECE that needs no correction
 SELECTIVE_GAIN = 0.005  # of accuracy at 80 % coverage over all
 MAX_RECALL_BARS = 30
@@ -75,7 +75,7 @@ THUMBNAIL = 144  # pixels of a mistake's longer side
 MAX_FLIPS = 12  # images that one of two models classifies correctly, of each kind
 FLIP_SIDE = 160  # pixels
 HEADLINES = ("time", "parameters")  # facts shown as large as the accuracy
-LOG_RATIO = 30  # largest loss to smallest from which on the axis is logarithmic
+LOG_RATIO = 30  # ratio of the largest loss to the smallest from which the axis is logarithmic
 SHEET_SIDE = 96  # pixels of a thumbnail on a contact sheet
 SHEET_GAP = 4
 SHEET_COLUMNS = 8
@@ -567,8 +567,7 @@ def dataset_page(
     facts = {"images": f"{report.images:,}", "classes": f"{len(report.classes):,}"}
     for name, sides in (("width", report.width), ("height", report.height)):
         if sides is not None:
-            more = f" to {sides.most} (median {sides.median})" if sides.most > sides.least else ""
-            facts[name] = f"{sides.least}{more}"
+            facts[name] = f"{sides.least} to {sides.most} (median {sides.median})"
     if report.kinds:
         facts["kinds"] = ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items())
     return render(
@@ -595,7 +594,7 @@ def contact_sheet(datasets: Mapping[str, ImageDataset], name: str) -> bytes:
         if name in dataset.classes:
             number, labels = dataset.classes.index(name), dataset.labels()
             if isinstance(labels, LabelSets):
-                indices = [row for row, classes in enumerate(labels) if number in classes]
+                indices = [row for row in range(len(labels)) if number in labels[row]]
             else:
                 indices = np.flatnonzero(labels == number).tolist()
             locations += [(dataset, index) for index in indices]

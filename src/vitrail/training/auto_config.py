@@ -62,7 +62,7 @@ class DatasetStats:
     seconds: float  # to read and decode one image
     channels: int  # 1 for grayscale, 3 for color, or those of the arrays
     multi_label: bool
-    class_images: tuple[int, int] = (1, 1)  # fewest and most images of a class
+    class_images: tuple[int, int] = (1, 1)  # fewest and most of a class; multi-label data: 1
 
 
 def dataset_stats(dataset: Dataset) -> DatasetStats:
@@ -86,23 +86,19 @@ def dataset_stats(dataset: Dataset) -> DatasetStats:
             f"none of {min(SAMPLED_IMAGES, len(dataset))} sampled images can be read; "
             "`vitrail check` lists the reasons"
         )
+    seconds, class_images = (time.monotonic() - started) / len(sides), (1, 1)
+    if not dataset.multi_label and len(dataset.classes):
+        counts = np.bincount(np.asarray(dataset.labels(), np.int64))
+        class_images = int(counts[counts > 0].min()), int(counts.max())
     return DatasetStats(
         images=len(dataset),
         classes=len(dataset.classes),
         side=int(np.median(sides)),
-        seconds=(time.monotonic() - started) / len(sides),
+        seconds=seconds,
         channels=max(channels),
         multi_label=dataset.multi_label,
-        class_images=fewest_and_most(dataset),
+        class_images=class_images,
     )
-
-
-def fewest_and_most(dataset: Dataset) -> tuple[int, int]:
-    """Return the images of the smallest and of the largest class; (1, 1) for multi-label data."""
-    if dataset.multi_label or not len(dataset.classes):
-        return 1, 1
-    counts = np.bincount(np.asarray(dataset.labels(), np.int64))
-    return int(counts[counts > 0].min()), int(counts.max())
 
 
 def sample_indices(dataset: Dataset) -> list[int]:
@@ -146,7 +142,6 @@ class AutoConfig:
         self.choose_length()
         self.choose_optimizer()
         self.choose_loss()
-        self.choose_balance()
 
     def explain(self, what: str, why: str) -> None:
         self.reasons.append(f"{what}: {why}")
@@ -292,10 +287,11 @@ class AutoConfig:
         self.settings = replace(settings, optim=optim)
 
     def choose_loss(self) -> None:
+        """Choose the loss by the labels; adjust it for classes that nothing else balances."""
         settings, multi_label = self.settings, self.stats.multi_label
         if settings.loss.kind is None:
             kind = "sigmoid" if multi_label else "softmax"
-            self.settings = replace(settings, loss=replace(settings.loss, kind=kind))
+            settings = replace(settings, loss=replace(settings.loss, kind=kind))
             if multi_label:
                 self.explain("sigmoid loss", "images have several labels")
         elif settings.loss.kind == "softmax" and multi_label:
@@ -303,19 +299,16 @@ class AutoConfig:
                 "loss.kind='softmax' needs one label per image, and these have several; "
                 "use 'sigmoid'"
             )
-
-    def choose_balance(self) -> None:
-        """Adjust the logits of imbalanced classes, unless classes are balanced otherwise."""
-        settings, (fewest, most) = self.settings, self.stats.class_images
+        fewest, most = self.stats.class_images
         unset = settings.loss.logit_adjustment is None and settings.balance is None
         possible = settings.loss.kind == "softmax" and not settings.loss.teacher
         if settings.objective == "classify" and unset and possible and most >= IMBALANCED * fewest:
-            loss = replace(settings.loss, logit_adjustment=1.0)
-            self.settings = replace(settings, loss=loss)
+            settings = replace(settings, loss=replace(settings.loss, logit_adjustment=1.0))
             self.explain(
                 "logit adjustment for balanced accuracy",
                 f"classes have {fewest:,} to {most:,} images (--loss.logit-adjustment 0: none)",
             )
+        self.settings = settings
 
     def choose_execution(self, config: Config, device: torch.device) -> None:
         """Decide augmentation, precision and CPU data parallelism for the model that was built."""
@@ -323,7 +316,20 @@ class AutoConfig:
         fine_tuning = self.start is not None
         augmentation, mixing = choose_augmentation(settings, stats, fine_tuning=fine_tuning)
         self.augmentation, self.mixing = augmentation, mixing
-        self.explain("augmentation", describe_augmentation(augmentation, mixing))
+        crops = {"padded": f"random crops with a padding of {augmentation.padding} pixels"}
+        if augmentation.crop_area:
+            crops["inception"] = f"random resized crops of {augmentation.crop_area[0]:.0%} or more"
+        after = f" after {mixing.after:g} epochs" if mixing.after else ""
+        parts = [
+            crops.get(str(augmentation.crop)),
+            augmentation.flip and "flips",
+            augmentation.policy != "none" and augmentation.policy,
+            augmentation.color_jitter and f"color jitter {augmentation.color_jitter:g}",
+            augmentation.erasing and f"random erasing {augmentation.erasing:.0%}",
+            mixing.mixup and f"mixup {mixing.mixup:g}{after}",
+            mixing.cutmix and f"cutmix {mixing.cutmix:g}{after}",
+        ]
+        self.explain("augmentation", ", ".join(part for part in parts if part) or "none")
         self.precision, why = choose_precision(settings.machine.precision, device, config)
         self.explain(str(self.precision).removeprefix("torch."), why)
         self.shards = choose_shards(config, settings, self.precision, device)
@@ -358,24 +364,6 @@ def choose_augmentation(
     if long and small and not explicit:
         mixing = {"cutmix": 1.0, "chance": 0.5, "after": float(MIXING_AFTER)}
     return settings.augment.resolve(**crops), settings.mix.resolve(**mixing)
-
-
-def describe_augmentation(augmentation: Augmentation, mixing: Mixing) -> str:
-    """Return `random resized crops of 35 % or more, flips, cutmix 1 after 15 epochs`."""
-    crops = {"padded": f"random crops with a padding of {augmentation.padding} pixels"}
-    if augmentation.crop_area:
-        crops["inception"] = f"random resized crops of {augmentation.crop_area[0]:.0%} or more"
-    after = f" after {mixing.after:g} epochs" if mixing.after else ""
-    parts = [
-        crops.get(str(augmentation.crop)),
-        augmentation.flip and "flips",
-        augmentation.policy != "none" and augmentation.policy,
-        augmentation.color_jitter and f"color jitter {augmentation.color_jitter:g}",
-        augmentation.erasing and f"random erasing {augmentation.erasing:.0%}",
-        mixing.mixup and f"mixup {mixing.mixup:g}{after}",
-        mixing.cutmix and f"cutmix {mixing.cutmix:g}{after}",
-    ]
-    return ", ".join(part for part in parts if part) or "none"
 
 
 def image_size_stages(settings: Settings, config: Config) -> Stages:

@@ -208,8 +208,8 @@ def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
 # size is better at the full one than at its own (FixRes, Touvron et al. 2019, arXiv:1906.06423).
 # The constants come from trials on dev splits (docs/notebook.md, "Transfer on real weights").
 
-FULL_EPOCHS = 12.0  # at the checkpoint's size; from here on, nothing is saved
-ENOUGH_EPOCHS = 1.5  # the largest image size for which so many fit is used
+FULL_EPOCHS = 12.0  # at the checkpoint's size; if more fit, nothing is saved
+ENOUGH_EPOCHS = 1.5  # use the largest image size at which this many fit
 TRAIN_SIZE = 3 / 4  # of the image size, for most of the run
 FULL_SIZE_FROM = 0.9  # of the run
 MIN_EPOCHS = 0.4  # of all weights, at the smallest size; below, the last blocks learn more

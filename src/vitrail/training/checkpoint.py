@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -113,7 +113,8 @@ def load_state(
             device, dtype = "cpu" if on_cpu else param.device, getattr(torch, saved["dtype"])
             value = torch.tensor(saved["number"], dtype=dtype, device=device)
         states[int(number)].setdefault(param, {})[key] = value
-    on_all_processes(f"cannot read {path}", lambda: distributed.load_tensors(path, tensors))
+    with failing_together(f"cannot read {path}"):
+        distributed.load_tensors(path, tensors)
     for optimizer, state, saved_groups in zip(optimizers, states, note["optimizers"], strict=True):
         optimizer.state.clear()
         optimizer.state.update(state)
@@ -167,43 +168,38 @@ def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, 
     """Add a state and remove those it replaces; on failure nothing changes."""
     json.dumps(note)  # raises before anything is written
     failure, name = f"cannot save the run's state in {folder}", f"step-{step}"
-    hidden = folder / f".{name}.partial"
-
-    def prepare_folder() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(".step-*.partial"):  # of killed processes
-            shutil.rmtree(leftover)
-        hidden.mkdir()
-
-    def write_tensors() -> dict[str, str]:
-        distributed.save_tensors(hidden, tensors)
-        first = [hidden / ".metadata"] if distributed.is_main() else []
-        return digests_of([*first, *sorted(hidden.glob(f"__{distributed.rank()}_*"))])
-
-    def publish() -> None:
-        """Write the note, sync, rename, and remove the states that are replaced."""
-        before = list_states(folder)
-        note["saves"] = save_count(before[0]) + 1 if before else 1
-        note["digest"] = digest_of_note(note)
-        with (hidden / NOTE).open("w", encoding="utf-8") as file:
-            json.dump(note, file)
-            file.flush()
-            os.fsync(file.fileno())
-        sync(hidden)
-        taken = (folder / name).exists()  # a run that was stopped right after it was resumed
-        hidden.rename(folder / (f"{name}.{note['saves']}" if taken else name))
-        sync(folder)
-        for path in list_states(folder)[KEEP:]:
-            with suppress(OSError):  # the new state is complete
-                remove(path)
-
+    hidden, first, digests = folder / f".{name}.partial", distributed.is_main(), {}
     try:
-        on_all_processes(failure, prepare_folder, only_first=True)
-        digests = on_all_processes(failure, write_tensors)
-        note["files"] = {name: digest for part in digests for name, digest in part.items()}
-        on_all_processes(failure, publish, only_first=True)
+        with failing_together(failure):
+            if first:
+                folder.mkdir(parents=True, exist_ok=True)
+                for leftover in folder.glob(".step-*.partial"):  # of killed processes
+                    shutil.rmtree(leftover)
+                hidden.mkdir()
+        with failing_together(failure):
+            distributed.save_tensors(hidden, tensors)
+            table = [hidden / ".metadata"] if first else []
+            digests = digests_of([*table, *sorted(hidden.glob(f"__{distributed.rank()}_*"))])
+        parts = distributed.all_gather_object(digests)
+        note["files"] = {file: digest for part in parts for file, digest in part.items()}
+        with failing_together(failure):
+            if first:
+                before = list_states(folder)
+                note["saves"] = save_count(before[0]) + 1 if before else 1
+                note["digest"] = digest_of_note(note)
+                with (hidden / NOTE).open("w", encoding="utf-8") as file:
+                    json.dump(note, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                sync(hidden)
+                taken = (folder / name).exists()  # it was stopped right after it was resumed
+                hidden.rename(folder / (f"{name}.{note['saves']}" if taken else name))
+                sync(folder)
+                for path in list_states(folder)[KEEP:]:
+                    with suppress(OSError):  # the new state is complete
+                        remove(path)
     except CheckpointError:
-        if distributed.is_main():
+        if first:
             shutil.rmtree(hidden, ignore_errors=True)
         raise
 
@@ -213,25 +209,21 @@ def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
 
     Processes share the work of verifying the digests.
     """
-
-    def read() -> dict[str, Any]:
-        try:
-            note = json.loads((path / NOTE).read_text(encoding="utf-8"))
-            if note["digest"] != digest_of_note(note):
-                raise ValueError
-            digests = note["files"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise CheckpointError(f"digest mismatch in {NOTE}") from None
-        assigned = sorted(digests)[distributed.rank() :: distributed.world_size()]
-        for name, digest in digests_of([path / name for name in assigned]).items():
-            if digest != digests[name]:
-                raise CheckpointError(f"digest mismatch in {name}")
-        return note
-
-    damaged: list[str] = []
+    damaged, note = [], {}
     for path in distributed.broadcast_object(list_states(folder)):
         try:
-            note = on_all_processes(f"{path} is damaged", read)[0]
+            with failing_together(f"{path} is damaged"):
+                try:
+                    note = json.loads((path / NOTE).read_text(encoding="utf-8"))
+                    if note["digest"] != digest_of_note(note):
+                        raise ValueError
+                    digests = note["files"]
+                except (ValueError, LookupError, TypeError, RecursionError):
+                    raise CheckpointError(f"digest mismatch in {NOTE}") from None
+                assigned = sorted(digests)[distributed.rank() :: distributed.world_size()]
+                for name, digest in digests_of([path / name for name in assigned]).items():
+                    if digest != digests[name]:
+                        raise CheckpointError(f"digest mismatch in {name}")
         except CheckpointError as error:
             damaged.append(str(error))
         else:
@@ -285,21 +277,17 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def on_all_processes(
-    failure: str, function: Callable[[], Any], *, only_first: bool = False
-) -> list[Any]:
-    """Return the result of each process; if one fails, all raise."""
-    result, problem = None, None
-    if distributed.is_main() or not only_first:
-        try:
-            result = function()
-        except (OSError, CheckpointError) as error:
-            problem = distributed.error_reason(error)
-    results = distributed.all_gather_object((result, problem))
-    for _, reason in results:
+@contextmanager
+def failing_together(failure: str) -> Iterator[None]:
+    """Raise in all processes if the block fails in one of them."""
+    problem = None
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        problem = distributed.error_reason(error)
+    for reason in distributed.all_gather_object(problem):
         if reason is not None:
             raise CheckpointError(f"{failure}: {reason}")
-    return [result for result, _ in results]
 
 
 # Locks, signals, NaN

@@ -8,10 +8,9 @@ learning rate, and `set_learning_rates` follows the schedule.
 # pyright: reportPrivateImportUsage=false
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -301,9 +300,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small singula
 NEWTON_SCHULZ_STEPS = 5
 MUON_MOMENTUM = 0.8  # 0.95 is usual, for runs of many thousand steps (docs/notebook.md)
 MUON_EPS = 1e-7  # a zero gradient stays zero
-SMALL_MATRIX = (
-    2**18
-)  # elements of a matrix up to which one core per matrix is faster than all cores
+SMALL_MATRIX = 2**18  # elements up to which one core per matrix is faster than all cores
+thread_pool = cache(partial(start_pool, torch_threads=1, name="muon"))
 
 
 class Muon(torch.optim.Optimizer):
@@ -388,43 +386,31 @@ def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
     return updates
 
 
-@cache
-def thread_pool(cores: int) -> ThreadPoolExecutor:
-    return start_pool(cores, torch_threads=1, name="muon")
-
-
 def newton_schulz(x: Tensor) -> Tensor:
     """Return approximately the nearest matrices with orthogonal rows: (B, m, n).
 
-    A step is x ← (a + b g + c g²) x with g = x xᵀ, which moves singular values towards one.
+    A step is x ← (a + b g + c g²) x with g = x xᵀ, which moves singular values towards one. The
+    steps need only g, and (a + b g + c g²) commutes with it: for wide matrices, such as those of an
+    MLP, the steps multiply small (B, m, m) matrices, and x is multiplied once, with half the work.
     """
     a, b, c = COEFFICIENTS
     x = x.float()
     norm = x.flatten(1).norm(dim=1)[:, None, None] + MUON_EPS
     if x.shape[2] >= 2 * x.shape[1]:
-        return newton_schulz_map(x @ x.mT / norm**2) / norm @ x
+        g = x @ x.mT / norm**2
+        product = torch.eye(g.shape[1], dtype=g.dtype, device=g.device).expand_as(g)
+        for step in range(NEWTON_SCHULZ_STEPS):
+            change = torch.baddbmm(g, g, g, beta=b, alpha=c)  # b g + c g²
+            product = torch.baddbmm(product, change, product, beta=a)
+            if step < NEWTON_SCHULZ_STEPS - 1:
+                half = torch.baddbmm(g, change, g, beta=a)
+                g = torch.baddbmm(half, change, half, beta=a)
+        return product / norm @ x
     x = x / norm
     for _ in range(NEWTON_SCHULZ_STEPS):
         g = x @ x.mT  # (B, m, m)
         x = torch.baddbmm(x, torch.baddbmm(g, g, g, beta=b, alpha=c), x, beta=a)
     return x
-
-
-def newton_schulz_map(g: Tensor) -> Tensor:
-    """Return the (B, m, m) matrices by which the steps multiply x, from g = x xᵀ.
-
-    The steps need only g, and (a + b g + c g²) commutes with it: all products are of small
-    matrices, half the work for the matrices of an MLP.
-    """
-    a, b, c = COEFFICIENTS
-    product = torch.eye(g.shape[1], dtype=g.dtype, device=g.device).expand_as(g)
-    for step in range(NEWTON_SCHULZ_STEPS):
-        change = torch.baddbmm(g, g, g, beta=b, alpha=c)  # b g + c g²
-        product = torch.baddbmm(product, change, product, beta=a)
-        if step < NEWTON_SCHULZ_STEPS - 1:
-            half = torch.baddbmm(g, change, g, beta=a)
-            g = torch.baddbmm(half, change, half, beta=a)
-    return product
 
 
 class EMA:
