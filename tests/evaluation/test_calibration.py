@@ -40,7 +40,7 @@ def log_loss(logits, labels, temperature, loss) -> float:
     return float(score_samples(scaled, torch.tensor(labels), loss).loss.mean())
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_reliability_bins_and_ece_equal_scikit_learn(seed):
     rng = np.random.default_rng(seed)
     confidence = rng.random(int(rng.integers(1, 300))) ** rng.choice([0.2, 1.0, 5.0])
@@ -122,24 +122,24 @@ def test_known_temperature_is_recovered(temperature):
 @pytest.mark.parametrize(
     ("logits", "labels", "want"),
     [
-        ([[0.0, 0.0, 0.0]] * 3, [0, 1, 2], {"softmax": 1.0, "sigmoid": 1.0}),
-        ([], [], {"softmax": 1.0, "sigmoid": 1.0}),
-        ([[5.0, -5.0, -5.0]], [0], {"softmax": 0.01, "sigmoid": 0.01}),
-        ([[50.0, -50.0, -50.0]] * 4, [0] * 4, {"softmax": 0.01, "sigmoid": 0.01}),
-        ([[5.0, -5.0, -5.0]], [1], {"softmax": 100.0, "sigmoid": 100.0}),
-        ([[9e30, -9e30, 0.0]], [1], {"softmax": 100.0, "sigmoid": 100.0}),
-        ([[9e30, -9e30, -9e30]], [0], {"softmax": 1.0, "sigmoid": 1.0}),
-        ([[-math.inf, 2.0, 1.0]], [0], {"softmax": 1.0}),
-        ([[-math.inf, 2.0, 1.0]], [1], {"softmax": 0.01}),
+        ([[0.0, 0.0, 0.0]] * 3, [0, 1, 2], 1.0),
+        ([], [], 1.0),
+        ([[5.0, -5.0, -5.0]], [0], 0.01),
+        ([[50.0, -50.0, -50.0]] * 4, [0] * 4, 0.01),
+        ([[5.0, -5.0, -5.0]], [1], 100.0),
+        ([[9e30, -9e30, 0.0]], [1], 100.0),
+        ([[9e30, -9e30, -9e30]], [0], 1.0),
+        ([[-math.inf, 2.0, 1.0]], [0], 1.0),
+        ([[-math.inf, 2.0, 1.0]], [1], 0.01),
     ],
 )
 def test_degenerate_logits_give_one_or_a_bound(logits, labels, want, loss):
     logits = np.array(logits, np.float32).reshape(-1, 3)
-    if loss in want:
-        got = fit_temperature(logits, np.array(labels, np.int64), loss)
-        assert got == pytest.approx(want[loss], rel=1e-12)
+    got = fit_temperature(logits, np.array(labels, np.int64), loss)
+    if loss == "sigmoid" and np.isinf(logits).any():
+        assert 0.01 <= got <= 100
     else:
-        assert 0.01 <= fit_temperature(logits, np.array(labels, np.int64), loss) <= 100
+        assert got == pytest.approx(want, rel=1e-12)
 
 
 def test_excluded_class_changes_nothing():
@@ -163,11 +163,9 @@ def test_cross_fitting_uses_the_temperature_of_the_other_half(loss):
 
 def test_temperature_scaling_corrects_overconfidence():
     logits = 2 * np.random.default_rng(0).normal(size=(5000, 5))
-    labels = drawn_from(logits)
-    hot = logits * 4
-    got = calibrate(
-        hot, labels, confidence_at(hot, 1, "softmax"), hot.argmax(axis=1) == labels, "softmax"
-    )
+    labels, hot = drawn_from(logits), 4 * logits
+    correct = hot.argmax(axis=1) == labels
+    got = calibrate(hot, labels, confidence_at(hot, 1, "softmax"), correct, "softmax")
     assert got.temperature == pytest.approx(4, rel=0.05)
     assert got.ece > 0.2
     assert got.ece_scaled < 0.03

@@ -18,6 +18,7 @@ from vitrail.cli import main
 from vitrail.cli.inspect import Method
 from vitrail.data.datasets import open_dataset
 from vitrail.data.preprocessing import Preprocessing, preset
+from vitrail.inspection import inspect
 from vitrail.inspection.attention import attention_stats, batch_size_for
 from vitrail.inspection.faithfulness import evaluate_faithfulness
 from vitrail.inspection.images import crop_box, find_images
@@ -148,12 +149,21 @@ def test_invalid_arguments(model, arguments, message):
         vitrail.inspect_model(model, **arguments)
 
 
-def test_unreadable_files_are_named(model, tmp_path):
+def test_files_are_found_and_unreadable_ones_named(model, tmp_path):
+    photo(tmp_path / "set" / "b.png")
+    photo(tmp_path / "set" / "a" / "c.jpg")
+    (tmp_path / "set" / "notes.txt").write_text("")
+    paths = find_images([tmp_path / "set", tmp_path / "set" / "b.png"])
+    assert [path.name for path in paths] == ["c.jpg", "b.png", "b.png"]
+    (tmp_path / "empty").mkdir()
     (tmp_path / "bad.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"bad\.png: "):
-        vitrail.inspect_model(model, [tmp_path / "bad.png"])
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        vitrail.inspect_model(model, ["nowhere"])
+    for path, message in (
+        (tmp_path / "empty", "no images in this folder"),
+        (tmp_path / "bad.png", r"bad\.png: "),
+        ("nowhere", "nowhere does not exist"),
+    ):
+        with pytest.raises(DataError, match=message):
+            vitrail.inspect_model(model, [path])
 
 
 def test_unreadable_samples_are_counted_and_named(model, tmp_path):
@@ -229,12 +239,13 @@ def test_image_is_not_its_own_neighbor(model, tmp_path):
     assert image.neighbors[0].similarity == pytest.approx(1, abs=1e-5)
 
 
-def test_number_and_size_of_images_are_limited(model, tmp_path):
-    for number in range(30):
+def test_number_and_size_of_images_are_limited(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect, "MAX_IMAGES", 2)
+    for number in range(5):
         photo(tmp_path / "many" / f"{number}.png", size=(900, 600))
-    result = vitrail.inspect_model(model, [tmp_path / "many"])
-    assert len(result.images) == 24
-    assert "6 more images were given than are shown" in result.notes
+    result = vitrail.inspect_model(model, [tmp_path / "many"], methods=["rollout"])
+    assert len(result.images) == 2
+    assert "3 more images were given than are shown" in result.notes
     assert result.images[0].pixels.shape == (320, 480, 3)
 
 
@@ -280,17 +291,6 @@ def test_command_writes_page_arrays_images_and_json(model, data, tmp_path, capsy
 )
 def test_crop_box(config, box):
     assert crop_box(config, 20, 40) == pytest.approx(box)
-
-
-def test_find_images_in_files_and_folders(tmp_path):
-    photo(tmp_path / "set" / "b.png")
-    photo(tmp_path / "set" / "a" / "c.jpg")
-    (tmp_path / "set" / "notes.txt").write_text("")
-    paths = find_images([tmp_path / "set", tmp_path / "set" / "b.png"])
-    assert [path.name for path in paths] == ["c.jpg", "b.png", "b.png"]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no images in this folder"):
-        find_images([tmp_path / "empty"])
 
 
 def test_command_accepts_every_method():

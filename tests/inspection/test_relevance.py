@@ -98,21 +98,15 @@ def reference(name, model, images, classes, monkeypatch):
 def test_maps_equal_a_dense_computation_through_all_layers(shape, method, monkeypatch):
     model = vit(**SHAPES[shape])
     images, classes = random_images(model, 2), torch.tensor([3, 1])
+    if shape == "registers":  # of another size than the model's
+        images = torch.randn(2, 3, 16, 8, dtype=torch.float64)
     found = METHODS_BY_CLASS[method](model, images, classes)
     expected = reference(method, model, images, classes, monkeypatch)
     assert expected.std() > 1e-4
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert not found.requires_grad
-
-
-@pytest.mark.parametrize("method", METHODS_BY_CLASS)
-def test_other_image_sizes(method, monkeypatch):
-    model = vit(registers=1)
-    images, classes = torch.randn(2, 3, 16, 8, dtype=torch.float64), torch.tensor([0, 2])
-    found = METHODS_BY_CLASS[method](model, images, classes)
-    assert found.shape == (2, 4, 2)
-    expected = reference(method, model, images, classes, monkeypatch)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr(relevance_module, "BATCH_VALUES", 1)  # one image at a time
+    torch.testing.assert_close(METHODS_BY_CLASS[method](model, images, classes), expected)
 
 
 @pytest.mark.parametrize("method", METHODS_BY_CLASS)
@@ -154,16 +148,6 @@ def test_frozen_weights_and_grad_modes_do_not_matter(method):
         assert torch.equal(METHODS_BY_CLASS[method](model, images.clone()), expected)
     model.requires_grad_(False)
     assert torch.equal(METHODS_BY_CLASS[method](model, images), expected)
-
-
-@pytest.mark.parametrize("method", METHODS_BY_CLASS)
-def test_batch_size_does_not_matter(method, monkeypatch):
-    model = vit(registers=1)
-    images, classes = random_images(model, 5), torch.tensor([3, 1, 0, 2, 2])
-    expected = METHODS_BY_CLASS[method](model, images, classes)
-    monkeypatch.setattr(relevance_module, "BATCH_VALUES", 1)
-    found = METHODS_BY_CLASS[method](model, images, classes)
-    torch.testing.assert_close(found, expected)
 
 
 def test_autograd_keeps_one_block_at_a_time():
@@ -232,7 +216,7 @@ def test_model_without_attention(name):
             METHODS[name](model, torch.zeros(1, 3, 8, 8), None)
 
 
-def test_invalid_classes():
+def test_invalid_classes_and_zero_heads():
     model = vit()
     images = random_images(model, 2)
     with pytest.raises(ConfigError, match="the model has classes 0 to 3"):
@@ -241,9 +225,5 @@ def test_invalid_classes():
         relevance(model, images, torch.tensor([0]))
     with pytest.raises(ConfigError, match="no head"):
         relevance(vit(num_classes=0), images)
-
-
-def test_zero_head_gives_an_empty_map():
-    model = vit()
     torch.nn.init.zeros_(model.head.weight)
-    assert torch.equal(relevance(model, random_images(model, 2)), torch.zeros(2, 3, 3).double())
+    assert torch.equal(relevance(model, images), torch.zeros(2, 3, 3).double())

@@ -79,13 +79,16 @@ def test_signs_of_components_are_fixed():
     np.testing.assert_allclose(directions, opposite, atol=1e-12)
 
 
-def test_equal_kernels_have_one_component():
-    model = awake(VIT)
+def test_equal_kernels_and_no_positions():
+    model = awake(VIT.change(position="none"))
     model.stem.projection.weight.data.fill_(0.5)
     components, explained = filter_components(model)
     assert len(components) == 1
     assert np.isfinite(components).all()
     assert explained.tolist() == [0]
+    assert position_similarity(model) == {}
+    for size in ((4, 4), (8, 8)):  # equal patches are gray
+        np.testing.assert_allclose(token_colors(model, torch.zeros(1, 3, *size)), 0.5)
 
 
 def cosine(one, other):
@@ -149,10 +152,6 @@ def test_relative_positions_compare_offsets_with_offset_zero(changes):
             )
 
 
-def test_no_positions():
-    assert position_similarity(awake(VIT.change(position="none"))) == {}
-
-
 def test_token_mixing_sorts_large_units_by_frequency():
     model = awake(MIXER)
     weight = model.blocks[0].token_mixing.fc1.weight.data  # (40, 15)
@@ -199,14 +198,6 @@ def test_outliers_do_not_compress_the_colors(monkeypatch):
     colors = token_colors(model, torch.zeros(10, 3, 12, 20))
     assert colors[..., 0].std() > 0.15
     assert colors[0, 0, 0, 0] == 1
-
-
-@pytest.mark.parametrize("size", [(4, 4), (8, 8)])
-def test_equal_patches_are_gray(size):
-    model = awake(VIT.change(position="none"))
-    colors = token_colors(model, torch.zeros(1, 3, *size))
-    assert np.isfinite(colors).all()
-    np.testing.assert_allclose(colors, 0.5)
 
 
 def nearest_by_loops(features, bank, count, exclude):

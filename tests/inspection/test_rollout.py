@@ -61,6 +61,8 @@ def close(ours, expected, dtype=torch.float64):
 def test_rollout_is_the_product_of_the_layers(shape, dtype):
     model = random_vit(dtype=dtype, **SHAPES[shape])
     images = random_images(model)
+    if shape == "class token":  # of another size than the model's
+        images = torch.randn(2, 3, 8, 28, dtype=dtype)
     found = rollout(model, images)
     assert found.std(dim=(1, 2)).min() > 0
     close(found, by_hand(model, images), dtype)
@@ -74,14 +76,6 @@ def test_heads_are_fused_and_the_lowest_values_discarded(shape, fuse, discard):
     images = random_images(model, count=2)
     expected = by_hand(model, images, fuse, discard)
     close(rollout(model, images, fuse=fuse, discard=discard), expected)
-
-
-def test_other_image_sizes():
-    model = random_vit()
-    images = torch.randn(2, 3, 8, 28, dtype=torch.float64)
-    found = rollout(model, images)
-    assert found.shape == (2, 2, 7)
-    close(found, by_hand(model, images))
 
 
 @pytest.mark.parametrize("shape", ["class token", "relative", "mean"])

@@ -49,7 +49,7 @@ def test_logistic_probabilities_equal_scikit_learn(decay):
     np.testing.assert_allclose(ours, theirs.predict_proba(x), atol=1e-4)
 
 
-def test_logistic_regression_is_deterministic_and_at_a_minimum():
+def test_logistic_regression_is_deterministic_and_at_a_minimum(monkeypatch):
     features, labels = random_rows()
     first, second = (fit_logistic(features, labels).linear() for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
@@ -60,13 +60,12 @@ def test_logistic_regression_is_deterministic_and_at_a_minimum():
     loss = F.cross_entropy(F.linear(x, weight, bias), torch.from_numpy(labels)) + penalty
     gradients = torch.autograd.grad(loss, (weight, bias))
     assert max(float(gradient.abs().max()) for gradient in gradients) < 1e-5
-
-
-def test_logistic_regression_without_convergence_is_still_a_classifier(monkeypatch):
-    features, labels = random_rows()
-    monkeypatch.setattr(probes, "STEPS", 2)
+    monkeypatch.setattr(probes, "STEPS", 2)  # without convergence it is still a classifier
     probe = fit_logistic(features, labels, decay=1e-9)
     assert float((probe.predict(features).numpy() == labels).mean()) > 0.6
+    for decay, message in ((0, "decay=0"), (float("inf"), "decay=inf gives weights that are not")):
+        with pytest.raises(ConfigError, match=message):
+            fit_logistic(features, labels, decay=decay)
 
 
 @pytest.mark.parametrize("fitting", [fit, NeighborProbe, fit_logistic])
@@ -95,15 +94,6 @@ def test_invalid_rows(fitting, monkeypatch):
     for call in (lambda: fitting(features, labels), lambda: probe.predict(features)):
         with pytest.raises(DataError, match="row 40"):
             call()
-
-
-@pytest.mark.parametrize(
-    ("decay", "message"),
-    [(0, "decay=0"), (float("inf"), "decay=inf gives weights that are not finite")],
-)
-def test_invalid_decay(decay, message):
-    with pytest.raises(ConfigError, match=message):
-        fit_logistic(*random_rows(), decay=decay)
 
 
 class LargestTensor(TorchDispatchMode):

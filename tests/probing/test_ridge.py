@@ -137,7 +137,7 @@ def test_one_shot_keeps_1024():
     features, _ = random_rows(n=4, d=6)
     path = fit_path(features, torch.arange(4))
     assert path.unexplained == (1.0,) * len(L2_GRID)
-    assert path.probes[path.best].l2 == DEFAULT_L2
+    assert (path.probes[path.best].l2, path.scale) == (DEFAULT_L2, DEFAULT_SCALE)
     assert path.held_out.shape == (4, 4)
 
 
@@ -163,10 +163,6 @@ def test_moments_give_the_same_probe(shape):
     expected = fit(features, labels, 5, 16.0)
     for name in ("weights", "mean", "std"):
         torch.testing.assert_close(getattr(probe, name), getattr(expected, name), **LIMITS)
-
-
-def test_moments_of_constant_features():
-    features, labels = random_rows()
     x = features.double()
     x[:, :4] = torch.tensor([0.1, 1.1, 11.1, 77.7]).double()  # squares that do not quite cancel
     probe = fit_moments(*moments(x, labels, 4))
@@ -205,7 +201,11 @@ def test_arrays_memory_maps_and_other_floats_give_the_same(tmp_path):
 
 
 @every_shape
-def test_constant_features_and_equal_rows(shape):
+def test_constant_features_equal_rows_and_tiny_penalties(shape):
+    features, labels = random_rows()
+    twice = torch.cat([features, features], dim=1)  # singular without a penalty
+    scores = fit(twice, labels, l2=1e-14).scores(twice)
+    torch.testing.assert_close(scores, fit(twice, labels, l2=1e-6).scores(twice))
     features, labels = random_rows(*shape)
     features[:, 3] = 0.1
     features[1] = features[0]  # of another class
@@ -215,13 +215,6 @@ def test_constant_features_and_equal_rows(shape):
     assert np.isfinite(path.errors).all()
     assert path.probes[1].weights[3].abs().max() < 1e-6
     torch.testing.assert_close(path.probes[1].weights, fit(features, labels, l2=1.0).weights)
-
-
-def test_l2_below_rounding():
-    features, labels = random_rows()
-    features = torch.cat([features, features], dim=1)  # singular without a penalty
-    scores = fit(features, labels, l2=1e-14).scores(features)
-    torch.testing.assert_close(scores, fit(features, labels, l2=1e-6).scores(features))
 
 
 @pytest.mark.parametrize(
@@ -247,20 +240,17 @@ def test_invalid_data_is_an_error_of_one_line(change, message):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("l2", [0, -1.0, float("nan"), float("inf")])
-def test_l2_must_be_above_zero(l2):
+def test_invalid_penalties_moments_or_width():
     features, labels = random_rows()
-    for call in (
-        lambda: fit(features, labels, l2=l2),
-        lambda: fit_path(features, labels, l2=[1.0, l2]),
-        lambda: fit_moments(torch.ones(2), torch.ones(2, 3), torch.eye(3), l2),
-    ):
-        with pytest.raises(ConfigError, match="l2="):
-            call()
-
-
-def test_invalid_moments_path_or_width():
     counts, sums, gram = torch.ones(3), torch.ones(3, 2), torch.eye(2)
+    for l2 in (0, -1.0, float("nan"), float("inf")):
+        for call in (
+            lambda l2: fit(features, labels, l2=l2),
+            lambda l2: fit_path(features, labels, l2=[1.0, l2]),
+            lambda l2: fit_moments(counts, sums, gram, l2),
+        ):
+            with pytest.raises(ConfigError, match="l2="):
+                call(l2)
     with pytest.raises(DataError, match="differ"):
         fit_moments(counts, torch.ones(2, 2), gram)
     with pytest.raises(DataError, match="not finite"):
@@ -268,9 +258,9 @@ def test_invalid_moments_path_or_width():
     with pytest.raises(DataError, match="two classes"):
         fit_moments(torch.tensor([5, 0, 0]), sums, gram)
     with pytest.raises(ConfigError, match="no l2"):
-        fit_path(*random_rows(), l2=())
+        fit_path(features, labels, l2=())
     with pytest.raises(DataError, match="13 features; the probe was fitted on 12"):
-        fit(*random_rows()).scores(torch.ones(2, 13))
+        fit(features, labels).scores(torch.ones(2, 13))
 
 
 @every_shape
@@ -299,4 +289,3 @@ def test_scale_ignores_the_only_example_of_a_class():
     single = torch.cat([labels, torch.tensor([4])])
     path = fit_path(torch.cat([features, features[:1] + 9]), single)
     assert path.scale == pytest.approx(fit_scale(balanced(path)[:60], labels))
-    assert fit_path(features[:4], torch.arange(4)).scale == DEFAULT_SCALE

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.evaluate import compute_metrics
 from vitrail.evaluation.results import EvaluationResult, Predictions
 from vitrail.reports import pages
@@ -16,11 +15,6 @@ from vitrail.reports.pages import write_evaluation
 pytestmark = pytest.mark.slow
 
 FACTS = {"model": "m", "data": "d"}
-
-
-@pytest.fixture(scope="module")
-def source():
-    return open_dataset("builtin:sign-digits", "test")
 
 
 def result_of(source, logits, labels, loss="softmax") -> EvaluationResult:

@@ -9,7 +9,6 @@ from test_inspection_page import EVERYTHING, SCATTER, STATS, curves, image_of
 
 from page_reader import Reader
 from vitrail.data.check import DatasetReport, DuplicateGroup, SampleInfo, UnreadableFile
-from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.results import ClassMetrics, EvaluationResult, Mistake
 from vitrail.inspection.faithfulness import Faithfulness
 from vitrail.inspection.representations import Neighbor
@@ -23,11 +22,6 @@ NAMES = [
     "{{ 7 * 7 }}{% raw %}",
     "</title><!-- javascript:alert(1)",
 ]
-
-
-@pytest.fixture(scope="module")
-def source():
-    return open_dataset("builtin:sign-digits", "test")
 
 
 def result(name, **changes):

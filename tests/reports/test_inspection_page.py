@@ -178,38 +178,26 @@ def test_missing_results_have_no_section():
 
 def test_policy_allows_the_script_of_the_page_only():
     text = inspection_page(EVERYTHING)
-    policy = re.search(r'Content-Security-Policy"\s+content="(.*?)"', text)
-    assert policy is not None
-    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    assert len(scripts) == 1
-    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
-    assert policy.group(1).split("; ") == [
-        "default-src 'none'",
-        "img-src data:",
-        "style-src 'unsafe-inline'",
-        f"script-src 'sha256-{digest}'",
-    ]
+    (policy,) = re.findall(r'Content-Security-Policy"\s+content="(.*?)"', text)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    images, styles = "img-src data:", "style-src 'unsafe-inline'"
+    expected = ["default-src 'none'", images, styles, f"script-src 'sha256-{digest}'"]
+    assert policy.split("; ") == expected
     assert not re.search(r"\son\w+=", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
 
 
-def test_size_of_a_page_with_six_images_and_three_browsers():
+def test_page_size_is_limited(monkeypatch):
+    large = attention(12, 6, 197)
     shown = tuple(
-        image_of(
-            str(n),
-            pixels=pixels(300, 400),
-            attention=attention(12, 6, 197) if n < 3 else None,
-            grid=(14, 14),
-        )
+        image_of(str(n), pixels=pixels(300, 400), attention=large if n < 3 else None, grid=(14, 14))
         for n in range(6)
     )
     text = inspection_page(Inspection(title="ViT-S/16", facts={}, images=shown))
     assert text.count('id="attention-') == 3 + 1  # with the browser itself
     assert len(text) < 15_000_000
-
-
-def test_attention_that_does_not_fit_is_omitted_and_counted(monkeypatch):
-    small, large = image_of("small"), image_of("large", attention=attention(2, 3, 20))
     assert module.MAX_ATTENTION_BYTES * 4 / 3 < 13_000_000
+    small, large = image_of("small"), image_of("large", attention=attention(2, 3, 20))
     monkeypatch.setattr(module, "MAX_ATTENTION_BYTES", small.attention.nbytes + 9)
     shown = browser_values([small, large], ["register 0"])["images"]
     assert [image["data"]["name"] for image in shown] == ["small"]
@@ -298,20 +286,15 @@ def test_head_plot_of_any_depth(layers, heads):
     assert figures.head_plot({"x": np.nan * values}, "x") is None
 
 
-def test_norm_plot_shows_quantiles_on_a_log_scale():
+def test_norm_and_faithfulness_plots():
     root = parsed(figures.norm_plot(STATS.norms, {"class token": STATS.prefix_norms[:, 0]}))
-    assert tooltips(root)[1] == (
-        "layer 1: patches 2 to 40, half of them 3 to 5, median 4; class token 7"
-    )
-    texts = [element.text for element in root.iter("text")]
-    assert {"10", "20", "patches", "class token"} <= set(texts)  # 1, 2, 5, 10, ...
-
-
-def test_faithfulness_plot_has_a_line_per_method():
-    shares = np.linspace(0, 1, 5)
+    expected = "layer 1: patches 2 to 40, half of them 3 to 5, median 4; class token 7"
+    assert tooltips(root)[1] == expected
+    texts = {element.text for element in root.iter("text")}
+    assert {"10", "20", "patches", "class token"} <= texts  # a log scale: 1, 2, 5, 10, ...
     lines = {name: one.insertion for name, one in FAITHFULNESS.curves.items()}
     colors = {name: "soft" if name in ("random", "center") else "s0" for name in lines}
-    root = parsed(figures.faithfulness_plot(shares, lines, colors, "insertion"))
+    root = parsed(figures.faithfulness_plot(np.linspace(0, 1, 5), lines, colors, "insertion"))
     assert len([e for e in root.iter("path") if e.get("style", "").startswith("fill: none")]) >= 5
     assert tooltips(root)[2].startswith("50 % of pixels: rollout 45.0 %, relevance 45.0 %")
 

@@ -90,24 +90,22 @@ def test_reliability_diagram_has_a_bar_per_bin():
     assert "7.6 %" in root.get("aria-label", "")
 
 
-def test_selective_curve_marks_80_percent_coverage():
-    coverage = np.arange(1, 1001) / 1000
-    curve = SelectiveAccuracy(coverage=coverage, accuracy=1 - coverage**3 / 10)
+@pytest.mark.parametrize("accuracy", [None, [1.0, 1.0], [0.0, 0.0], [math.nan, 0.5], [0.2, 0.9]])
+def test_selective_curve_marks_80_percent_coverage(accuracy):
+    coverage = np.arange(1, 1001) / 1000 if accuracy is None else np.array([0.5, 1.0])
+    values = 1 - coverage**3 / 10 if accuracy is None else np.array(accuracy)
+    curve = SelectiveAccuracy(coverage=coverage, accuracy=values)
     figure = figures.selective_accuracy_curve(curve, 0.9488, min_coverage=0.02)
-    assert {"94.9 %", "90.0 %", "coverage", "accuracy"} <= set(texts(parsed(figure)))
+    assert {"94.9 %", "coverage", "accuracy"} <= set(texts(parsed(figure)))
     assert len(inline_svg(figure)) < 40_000
-
-
-@pytest.mark.parametrize("accuracy", [[1.0, 1.0], [0.0, 0.0], [math.nan, 0.5], [0.2, 0.9]])
-def test_any_selective_curve_is_drawn(accuracy):
-    curve = SelectiveAccuracy(coverage=np.array([0.5, 1.0]), accuracy=np.array(accuracy))
-    assert texts(parsed(figures.selective_accuracy_curve(curve, 0.5)))
     for empty in ([], [math.nan]):
         curve = SelectiveAccuracy(coverage=np.ones(len(empty)), accuracy=np.array(empty))
         assert figures.selective_accuracy_curve(curve, math.nan) is None
 
 
 def test_svg_and_png_come_from_the_same_figure(tmp_path):
+    assert len(set(figures.LIGHT.values())) == len(figures.LIGHT)  # colors are found by value
+    assert figures.LIGHT.keys() == figures.DARK.keys()
     figure, again = (figures.reliability_diagram(CALIBRATION) for _ in range(2))
     assert str(inline_svg(figure)) == str(inline_svg(again))  # deterministic
     svg, png = save_figure(figure, tmp_path / "ece")
@@ -119,11 +117,6 @@ def test_svg_and_png_come_from_the_same_figure(tmp_path):
     with Image.open(png) as image:
         assert image.size == (round(144 * width), round(144 * height))
         assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_light_colors_are_distinct():
-    assert len(set(figures.LIGHT.values())) == len(figures.LIGHT)
-    assert figures.LIGHT.keys() == figures.DARK.keys()
 
 
 def test_matplotlib_is_imported_lazily():
@@ -145,18 +138,14 @@ def lines(root):
     return [e.get("d") for e in root.iter("path") if style.search(e.get("style", ""))]
 
 
-def test_line_ends_with_its_name_and_last_value():
-    root = chart({"train": [(10, 2.0), (20, 0.5)], "val": [(20, 0.75)]})
-    assert {"train 0.5", "val 0.75"} <= set(texts(root))
-    assert "loss by step: train ends at 0.5, val ends at 0.75" in root.get("aria-label", "")
-    assert "80.0 %" in texts(chart({"val": [(1, 0.8)]}, percentages=True))
-
-
-def test_tooltips_have_all_values_of_a_step():
+def test_line_ends_with_its_name_and_last_value_and_has_tooltips():
     points = [(step, 1 / step) for step in range(10, 70, 10)]
     root = chart({"train": points, "val": [(20, 0.5), (60, 0.25)]})
+    assert {"train 0.0167", "val 0.25"} <= set(texts(root))
+    assert "loss by step: train ends at 0.0167, val ends at 0.25" in root.get("aria-label", "")
     assert tooltips(root)[1] == "step 20: train 0.05, val 0.5"
     assert len(tooltips(root)) == 6
+    assert "80.0 %" in texts(chart({"val": [(1, 0.8)]}, percentages=True))
 
 
 def test_nan_is_a_gap():

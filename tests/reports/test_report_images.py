@@ -47,19 +47,14 @@ def test_overlay_is_drawn_at_its_patch_and_inside_the_box(corner, style, shape):
     assert drawn[outside].max() < 40
 
 
-def test_overlay_is_moved_by_the_token_offset():
-    pixels = np.full((240, 240, 3), 200, np.uint8)
+def test_overlay_is_moved_by_the_token_offset_and_has_no_border():
     values = np.zeros((4, 4))
     values[2, 1] = 1
-    image = overlay(pixels, values, Box(0, 0, 240, 240), offset=0.5)
+    pixels, box = np.full((240, 240, 3), 200, np.uint8), Box(0, 0, 240, 240)
+    image = overlay(pixels, values, box, offset=0.5)
     bright = np.argwhere(np.asarray(image)[:, :, 0] > 190).mean(axis=0)
     np.testing.assert_allclose(bright, (120, 60), atol=1)  # the corner of the patch
-
-
-def test_overlay_of_the_whole_image_has_no_border():
-    pixels = np.full((240, 240, 3), 100, np.uint8)
-    image = overlay(pixels, np.ones((2, 2)), Box(0, 0, 240, 240))
-    assert len(np.unique(np.asarray(image))) == 1
+    assert len(np.unique(np.asarray(overlay(pixels, np.ones((2, 2)), box)))) == 1
 
 
 @pytest.mark.parametrize("style", ["brightness", "heat"])

@@ -7,7 +7,6 @@ import pytest
 
 from page_reader import Reader
 from vitrail import DataError
-from vitrail.data.datasets import open_dataset
 from vitrail.data.storage import write_atomic
 from vitrail.evaluation.results import EvaluationResult, Mistake
 from vitrail.reports.pages import points, run_page
@@ -50,11 +49,6 @@ def outcome(source, **more):
         "skipped": {},
     }
     return EvaluationResult(**values | more)
-
-
-@pytest.fixture(scope="module")
-def source():
-    return open_dataset("builtin:sign-digits", "test")
 
 
 @pytest.fixture

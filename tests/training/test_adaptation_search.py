@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_searches import FINE, config_of, named, real_run, without_times, written
 
 import vitrail
-from tiny_runs import CLASSES, Recorder, write_colors
+from tiny_runs import CLASSES, Recorder, equal, weights, write_colors
 from vitrail.cli import main
 from vitrail.cli.train import search_report
 from vitrail.data.datasets import DatasetIndex, ImageDataset, PackedStrings, open_dataset
@@ -43,20 +43,26 @@ from vitrail.training.trainer import Result
 pytestmark = pytest.mark.slow
 
 
-def test_search_compares_all_candidates_and_writes_the_best(colors, start, tmp_path):
-    out, recorder = tmp_path / "out", Recorder()
-    result = search(config_of(colors, out, start), recorder)
+def test_search_compares_all_candidates_and_ignores_the_test_split(colors, start, tmp_path):
+    other, results = dict(np.load(colors)), []
+    other["y_test"] = (other["y_test"] + 1) % 3
+    other["x_test"] = 255 - other["x_test"]
+    np.savez(tmp_path / "other.npz", **other)
+    for data in (colors, tmp_path / "other.npz"):
+        out, recorder = tmp_path / data.stem, Recorder()
+        result = search(config_of(data, out, start), recorder)
+        results.append([without_times(c) for c in written(out)["rungs"]])
     assert [c.name for c in result.candidates] == [PROBE, LINEAR, ATTENTION, FULL]
     assert all(c.accuracy is not None for c in result.candidates)
-    assert result.finished
     assert result.outcomes.keys() == {"test"}
     stored = written(out)
     assert [c["chosen"] for c in stored["rungs"]].count(True) == 1
     assert stored["results"]["test"]["accuracy"] == result.outcomes["test"].accuracy
-    assert vitrail.evaluate(str(out), colors).accuracy == result.outcomes["test"].accuracy
+    check_result(result, tmp_path / "other.npz")
     assert vitrail.load(out).metadata.class_names == CLASSES
-    assert not (out / adapt.TRIALS).exists()
     assert any("held out of train" in line for line in recorder.lines)
+    assert results[0] == results[1]
+    assert equal(weights(tmp_path / "colors"), weights(tmp_path / "other"))
 
 
 def test_result_file_lists_every_trial(colors, start, tmp_path, quick):
@@ -89,27 +95,10 @@ def make_result(*accuracies, **changes) -> SearchResult:
     ("attention", "full", "chosen"),
     [(0.5, 0.5, PROBE), (0.6, 0.6, ATTENTION), (0.6, 0.7, FULL), (0.7, 0.6, ATTENTION)],
 )
-def test_best_candidate_is_chosen_and_the_cheaper_in_a_tie(attention, full, chosen):
+def test_best_is_chosen_and_the_cheaper_or_usual_in_a_tie(attention, full, chosen):
     assert make_result(0.5, 0.5, attention, full).chosen.name == chosen
-
-
-def test_usual_learning_rate_wins_a_tie():
     trials = tuple(Trial(value=rate, accuracy=0.5) for rate in adapt.SGD_RATES)
     assert Candidate(name=FULL, accuracy=0.5, seconds=1.0, trials=trials).value == 0.01
-
-
-def test_test_split_does_not_affect_the_choice(colors, start, tmp_path):
-    other = dict(np.load(colors))
-    other["y_test"] = (other["y_test"] + 1) % 3
-    other["x_test"] = 255 - other["x_test"]
-    np.savez(tmp_path / "other.npz", **other)
-    result = []
-    for data in (colors, tmp_path / "other.npz"):
-        search(config_of(data, tmp_path / data.stem, start))
-        result.append([without_times(c) for c in written(tmp_path / data.stem)["rungs"]])
-    assert result[0] == result[1]
-    one, two = (vitrail.load(tmp_path / name).state_dict() for name in ("colors", "other"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_val_is_used_as_dev_beside_test(colors, start, tmp_path, quick):
@@ -139,44 +128,43 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
     assert not set(train.rows) & set(dev.rows)
 
 
-def test_explicit_dev_fraction_does_not_affect_the_final_run(colors, start, tmp_path, quick):
-    runs = quick({"full-fine-tuning": 1.0}, probes=0.0)
-    result = search(config_of(colors, tmp_path / "out", start, dev=0.2))
-    assert (result.dev, result.images) == ("train", 6)
-    assert len(runs.configs[0].splits.train) == 24
-    assert result.outcomes.keys() == {"test"}
-    train = fingerprint(open_dataset(colors, "train"))
-    assert vitrail.load(tmp_path / "out").metadata.provenance["fingerprint"] == train
-    assert read_run(tmp_path / "out")[0].dev is None  # nor when it is resumed
-    quick(probes=1.0)
-    assert search(config_of(colors, tmp_path / "zero", start, dev=0.0)).images == 3  # the default
-
-
 # Data
 
 
-def test_trials_exclude_dev_and_the_final_run_includes_it(colors, start, tmp_path, quick):
-    runs = quick({"full-fine-tuning": 1.0}, real=True, probes=0.0)
-    result = search(config_of(colors, tmp_path / "out", start))
-    assert result.chosen.name == FULL
+@pytest.mark.parametrize(("dev", "images"), [(None, 3), (0.2, 6)])
+def test_trials_exclude_dev_and_the_final_run_includes_it(
+    colors, start, tmp_path, quick, dev, images
+):
+    runs = quick({"full-fine-tuning": 1.0}, real=dev is None, probes=0.0)
+    result = search(config_of(colors, tmp_path / "out", start, dev=dev))
+    assert (result.chosen.name, result.dev, result.images) == (FULL, "train", images)
     train = open_dataset(colors, "train")
     for config in runs.configs:
-        learned, dev = named(config.splits.train), named(config.splits.held_out["dev"])
-        assert not learned & dev
-        assert learned | dev == named(train)
-        assert config.splits.held_out.keys() == {"dev"}
+        learned, held_out = named(config.splits.train), named(config.splits.held_out["dev"])
+        assert not learned & held_out
+        assert learned | held_out == named(train)
+        assert (config.splits.held_out.keys(), len(held_out)) == ({"dev"}, images)
     assert len(runs.configs) == 6
     model = vitrail.load(tmp_path / "out")
     assert model.metadata.provenance["fingerprint"] == fingerprint(train)
     assert "dev accuracy" not in model.metadata.provenance
+    assert result.outcomes.keys() == {"test"}
     assert result.outcomes["test"].accuracy == vitrail.evaluate(model, colors).accuracy
     assert (tmp_path / "out" / "report.html").exists()
-    assert read_run(tmp_path / "out")[0].optim.learning_rate == 2e-4
+    settings = read_run(tmp_path / "out")[0]
+    assert (settings.optim.learning_rate, settings.dev) == (2e-4, None)  # nor when it is resumed
 
 
-def test_chosen_probe_is_refitted_to_all_training_images(colors, start, tmp_path, quick):
+def test_chosen_probe_is_refitted_and_written_before_it_is_evaluated(
+    colors, start, tmp_path, quick, monkeypatch
+):
+    def stopped(*args, **kwargs):
+        raise KeyboardInterrupt
+
     quick(probes=1.0)
-    search(config_of(colors, tmp_path / "out", start))
+    monkeypatch.setattr(adapt, "quick_evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        search(config_of(colors, tmp_path / "out", start, dev=0.0))  # 0: the default
     model = vitrail.load(tmp_path / "out")
     memory = load_memory(tmp_path / "out", model)
     assert memory is not None  # so that it can be taught more
@@ -287,28 +275,31 @@ def test_full_disk_is_not_a_failed_trial(colors, start, tmp_path, quick, monkeyp
 # Stopping
 
 
-def test_search_stopped_in_a_trial_leaves_nothing(colors, start, tmp_path, quick):
-    class StopAtStep(Recorder):
-        def on_step(self, row):
+class StopAtStep(Recorder):
+    """Sends Ctrl-C at the first step; with `final`, at that of the final run."""
+
+    def __init__(self, final):
+        super().__init__()
+        self.final = final
+
+    def on_step(self, row):
+        if not self.final or "chosen: full fine-tuning" in self.lines:
             signal.raise_signal(signal.SIGINT)
 
+
+def test_search_stopped_in_a_trial_leaves_nothing(colors, start, tmp_path, quick):
     config = config_of(colors, tmp_path / "out", start)
     with pytest.raises(KeyboardInterrupt):
-        search(config, StopAtStep())
+        search(config, StopAtStep(final=False))
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock"}
     quick()
     assert search(config).finished  # starts over
 
 
 def test_search_stopped_in_the_final_run_can_be_resumed(colors, start, tmp_path, quick):
-    class StopAtStep(Recorder):
-        def on_step(self, row):
-            if "chosen: full fine-tuning" in self.lines and row["step"] == 1:
-                signal.raise_signal(signal.SIGINT)
-
     quick({"full-fine-tuning": 1.0}, probes=0.0)
     out = tmp_path / "out"
-    result = search(config_of(colors, out, start), StopAtStep())
+    result = search(config_of(colors, out, start), StopAtStep(final=True))
     assert not result.finished
     assert written(out)["finished"] is False
     assert has_state(out)
@@ -346,7 +337,7 @@ def record_features(monkeypatch, seconds) -> list[set[str]]:
     return datasets
 
 
-def test_probe_images_fit_the_time_budget(colors, start, tmp_path, quick, monkeypatch):
+def test_probes_and_dev_fit_the_time_budget(colors, start, tmp_path, quick, monkeypatch):
     quick(probes=1.0)
     datasets, recorder = record_features(monkeypatch, 60.0), Recorder()
     result = search(config_of(colors, tmp_path / "out", start, minutes=71.5), recorder)
@@ -360,15 +351,10 @@ def test_probe_images_fit_the_time_budget(colors, start, tmp_path, quick, monkey
     assert not any("in addition" in line for line in recorder.lines)
     search(config_of(colors, tmp_path / "whole", start))
     assert [len(part) for part in datasets[2:]] == [27, 3]  # without a time budget
-
-
-def test_dev_is_subsampled_to_fit_the_time_budget(colors, start, tmp_path, quick, monkeypatch):
-    runs, recorder = quick({"attention": 1.0}, probes=0.0), Recorder()
-    datasets = record_features(monkeypatch, 60.0)
-    stopped = {"step": 1, "seconds": 1.0, "finished": False}
-    runs.final = lambda config, callback: Result(folder=config.out, **stopped)
-    result = search(config_of(colors, tmp_path / "out", start, minutes=51.5, dev=0.5), recorder)
-    assert [len(part) for part in datasets] == [5, 4]
+    runs, stopped = quick({"attention": 1.0}, probes=0.0), {"step": 1, "seconds": 1.0}
+    runs.final = lambda config, callback: Result(folder=config.out, finished=False, **stopped)
+    result = search(config_of(colors, tmp_path / "dev", start, minutes=51.5, dev=0.5), recorder)
+    assert [len(part) for part in datasets[4:]] == [5, 4]
     assert "dev has 4 of 15 images to fit the time budget" in recorder.lines
     assert result.images == 4
     assert {len(config.splits.held_out["dev"]) for config in runs.configs} == {4}  # for all
@@ -397,19 +383,6 @@ def test_time_is_reserved_for_the_final_evaluation(colors, start, tmp_path, quic
     assert any(line.startswith(message) for line in recorder.lines)
     assert result.outcomes["test"].samples == 12
     assert runs.configs[0].settings.minutes == pytest.approx(1, rel=0.1)  # a third, in one trial
-
-
-def test_bundle_is_written_before_it_is_evaluated(colors, start, tmp_path, quick, monkeypatch):
-    def stopped(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    quick(probes=1.0)
-    monkeypatch.setattr(adapt, "quick_evaluate", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        search(config_of(colors, tmp_path / "out", start))
-    model = vitrail.load(tmp_path / "out")
-    assert model.metadata.provenance["head"] == "few-shot probe on 30 images"
-    assert load_memory(tmp_path / "out", model) is not None
 
 
 def test_costs_are_measured_after_warmup_and_include_loading(colors, start, monkeypatch):
@@ -468,10 +441,7 @@ def test_short_budgets_reduce_the_grid_and_skip_candidates(colors, start, tmp_pa
     assert result.finished
     assert [c.problem for c in result.candidates[2:]] == [adapt.NO_TIME] * 2
     assert f"  attention-only, learning rate 0.0002: {adapt.NO_TIME}" in recorder.lines
-
-
-def test_trial_of_one_step_is_discarded(colors, start, tmp_path, quick):
-    quick({"attention": 1.0}, steps=1)
+    quick({"attention": 1.0}, steps=1)  # a trial of one step is discarded
     result = search(config_of(colors, tmp_path / "out", start, minutes=9.0))
     assert result.candidates[2].accuracy is None
     assert result.candidates[2].problem == adapt.TOO_SHORT

@@ -78,23 +78,16 @@ def test_run_ends_within_five_percent_of_its_budget(case):
     assert machine.run(budget, plan, 2.0) == pytest.approx(300, rel=0.05)
 
 
-def test_expensive_evaluations_are_skipped():
+def test_budgets_that_are_too_short():
     machine = Machine(lambda size, now: 0.1)
     budget, plan = begin(machine, ((0.0, 64),), {64: 0.1}, evaluation=40.0)
     assert budget.evaluations() == 0
-    assert plan.evaluate_every == plan.length  # at the end only
-
-
-def test_run_out_of_time_ends():
+    assert plan.evaluate_every == plan.length  # expensive evaluations are at the end only
+    budget, _ = begin(machine, ((0.0, 64),), {64: 0.1}, seconds=1.0)
+    assert budget.steps_that_fit(((0.0, 64),), 0.0, 0) == 1
     machine = Machine(lambda size, now: 5.0)
     budget, plan = begin(machine, ((0.0, 64),), {64: 0.01}, evaluation=0.1, seconds=4.0)
     assert machine.run(budget, plan, 0.1) < 15
-
-
-def test_exhausted_budget_allows_one_step():
-    machine = Machine(lambda size, now: 0.1)
-    budget, _ = begin(machine, ((0.0, 64),), {64: 0.1}, seconds=1.0)
-    assert budget.steps_that_fit(((0.0, 64),), 0.0, 0) == 1
 
 
 COMPILED = type(TINY_SETTINGS.machine)(compile=True)

@@ -181,30 +181,33 @@ def test_fused_option_is_not_part_of_the_state(tmp_path):
 
 
 def test_has_state_and_remove_state(tmp_path):
-    assert not has_state(tmp_path)
     remove_state(tmp_path)
-    Run().save(tmp_path)
-    assert has_state(tmp_path)
-    remove_state(tmp_path)
-    assert not has_state(tmp_path)
+    for expected in (True, False):
+        if expected:
+            Run().save(tmp_path)
+        else:
+            remove_state(tmp_path)
+        assert has_state(tmp_path) is expected
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(CheckpointError, match="has no saved state to resume from"):
         Run().load(tmp_path)
+    (tmp_path / "state").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"cannot save the run's state in .*: File exists"):
+        Run().save(tmp_path)
 
 
-def test_only_the_newest_states_remain(tmp_path):
+def test_newest_state_is_the_last_saved_and_older_ones_are_removed(tmp_path):
     run = Run()
     for _ in range(4):
         run.learn().save(tmp_path)
     assert names(tmp_path) == ["step-3", "step-4"]
-
-
-def test_newest_state_is_the_last_saved(tmp_path):
     late, early = Run().learn(5).save(tmp_path), Run(seed=1).learn(2).save(tmp_path)
     assert Run().load(tmp_path).bits() == early.bits() != late.bits()
     again = Run(seed=2).learn(2).save(tmp_path)  # the same step once more
-    assert Run().load(tmp_path).bits() == again.bits()
-    assert len(names(tmp_path)) == 2
+    (tmp_path / "moved").mkdir()
+    shutil.move(tmp_path / "state", tmp_path / "moved" / "state")
+    assert Run().load(tmp_path / "moved").bits() == again.bits()
+    assert len(names(tmp_path / "moved")) == 2
 
 
 class Killed(BaseException):
@@ -315,24 +318,12 @@ def test_full_disk_raises_and_keeps_the_previous_state(tmp_path):
         assert Run(seed=1).load(tmp_path).bits() == first.bits()
 
 
-def test_unwritable_state_folder_raises(tmp_path):
-    (tmp_path / "state").write_text("in the way")
-    with pytest.raises(CheckpointError, match=r"cannot save the run's state in .*: File exists"):
-        Run().save(tmp_path)
-
-
-def test_state_of_another_model_raises(tmp_path):
-    Run().save(tmp_path)
+def test_state_of_another_model_or_optimizer_raises(tmp_path):
+    Run("muon and adamw").learn().save(tmp_path)
     other = Run()
     other.objective = Objective(width=34)
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint mismatch: .* has objective\.model\.\S+ "
-    ):
+    with pytest.raises(CheckpointError, match=r"mismatch: .* has objective\.model\.\S+ "):
         other.load(tmp_path)
-
-
-def test_state_of_other_optimizers_raises(tmp_path):
-    Run("muon and adamw").learn().save(tmp_path)
     with pytest.raises(CheckpointError, match="other optimizers or frozen weights"):
         Run("adam").load(tmp_path)
 
@@ -355,22 +346,7 @@ def test_loading_a_state_executes_no_code(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_state_can_be_moved(tmp_path):
-    run = Run().learn().save(tmp_path / "here")
-    shutil.move(tmp_path / "here", tmp_path / "there")
-    assert Run(seed=1).load(tmp_path / "there").bits() == run.bits()
-
-
-def test_lock_is_exclusive(tmp_path):
-    with (
-        lock_folder(tmp_path / "run"),
-        pytest.raises(DataError, match="another run is writing"),
-        lock_folder(tmp_path / "run"),
-    ):
-        pass
-
-
-def test_lock_is_released_after_a_kill(tmp_path):
+def test_lock_is_exclusive_and_released_after_a_kill(tmp_path):
     hold = (
         "import sys, pathlib; from vitrail.training.checkpoint import lock_folder\n"
         "with lock_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
@@ -379,19 +355,14 @@ def test_lock_is_released_after_a_kill(tmp_path):
         [sys.executable, "-c", hold, str(tmp_path)], stdin=-1, stdout=-1, text=True
     ) as process:
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(DataError), lock_folder(tmp_path):
+        with pytest.raises(DataError, match="another run is writing"), lock_folder(tmp_path):
             pass
         process.kill()
     with lock_folder(tmp_path):
         pass
-
-
-def test_unwritable_folder_raises(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(DataError, match=r"cannot write into .*choose another folder"),
-        lock_folder(tmp_path / "file" / "run"),
-    ):
+    message = r"cannot write into .*choose another folder"
+    with pytest.raises(DataError, match=message), lock_folder(tmp_path / "file" / "run"):
         pass
 
 

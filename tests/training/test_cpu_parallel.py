@@ -130,13 +130,6 @@ def test_errors_of_shards_are_raised(any_size, objective):
         CpuDataParallel(objective, 2)(images, labels + 3)
 
 
-def test_small_shards_are_not_worth_it():
-    config = create("ViT-Femto/4", num_classes=3).config  # 64 channels
-    assert worth_sharding(config, (128, 3, 32, 32), 2)
-    assert not worth_sharding(config, (16, 3, 32, 32), 2)
-    assert not worth_sharding(config, (128, 3, 8, 8), 2)
-
-
 @pytest.fixture
 def two_threads():
     usual = torch.get_num_threads()
@@ -180,12 +173,24 @@ def test_unsupported_configurations_are_not_sharded(
 def test_sharding_by_dropout_precision_and_cores(two_threads):
     config = create("ViT-Mu/4", num_classes=3).config
     settings = Settings(model=ModelSettings(name="ViT-Mu/4"))
-    assert choose_shards(config, settings, torch.float32, CPU) == 2
-    assert choose_shards(config.change(dropout=0.1), settings, torch.float32, CPU) == 1
-    assert choose_shards(config, settings, torch.bfloat16, CPU) == 2
-    assert choose_shards(config, settings, torch.float16, CPU) == 1
+    for dropout, precision, shards in (
+        (0.0, torch.float32, 2),
+        (0.1, torch.float32, 1),
+        (0.0, torch.bfloat16, 2),
+        (0.0, torch.float16, 1),
+    ):
+        assert choose_shards(config.change(dropout=dropout), settings, precision, CPU) == shards
     torch.set_num_threads(1)
     assert choose_shards(config, settings, torch.float32, CPU) == 1
+    with pytest.raises(ConfigError, match="parts=0 must be 1 or more"):
+        MachineSettings(parts=0)
+    femto = create("ViT-Femto/4", num_classes=3).config  # 64 channels; small shards do not pay
+    for shape, worth in (
+        ((128, 3, 32, 32), True),
+        ((16, 3, 32, 32), False),
+        ((128, 3, 8, 8), False),
+    ):
+        assert worth_sharding(femto, shape, 2) is worth
 
 
 @pytest.mark.parametrize(("whose", "calls"), [("the library's", 0), ("the command's", 3)])
@@ -204,8 +209,3 @@ def test_malloc_is_configured_only_by_commands(whose, calls, tmp_path, monkeypat
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # which wins
     configure_malloc()
     assert len(called) == calls
-
-
-def test_zero_parts_raise():
-    with pytest.raises(ConfigError, match="parts=0 must be 1 or more"):
-        replace(SETTINGS, machine=MachineSettings(parts=0))

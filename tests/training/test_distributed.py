@@ -10,6 +10,7 @@ import torch
 
 import vitrail
 from tiny_runs import write_colors
+from vitrail.cli import main
 from vitrail.training.callbacks import read_rows
 
 pytestmark = pytest.mark.slow
@@ -18,25 +19,17 @@ STEPS = 8
 OPTIONS = ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--steps", str(STEPS)]
 OPTIONS += ["--batch-size", "8", "--optim.kind", "sgd", "--optim.learning-rate", "0.1"]
 OPTIONS += ["--machine.precision", "float32"]  # some CPUs would choose bfloat16
-OPTIONS += [
-    "--mix.cutmix",
-    "0",
-    "--optim.clip-norm",
-    "1",
-    "--evaluate-every",
-    "1",
-    "--average",
-    "0.9",
-]
+OPTIONS += ["--mix.cutmix=0", "--optim.clip-norm=1", "--evaluate-every=1", "--average=0.9"]
 
 
-def train(data: Path, out: Path, *more: str, processes: int = 2, launch=()) -> None:
-    args = ["-m", "vitrail", "train", str(data), "--out", str(out), *more]
-    if processes > 1:
-        several = ["--standalone", f"--nproc-per-node={processes}", *launch]
-        args = ["-m", "torch.distributed.run", *several, *args]
+def train(data: Path, out: Path, *more: str, processes: int = 2) -> None:
+    args = ["train", str(data), "--out", str(out), *more]
+    if processes == 1:
+        assert main(args) == 0
+        return
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
-        [sys.executable, *args],
+        [sys.executable, *several, "-m", "vitrail", *args],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
         capture_output=True,
         text=True,
@@ -66,14 +59,8 @@ def test_two_processes_match_one(alone, tmp_path, strategy):
     expected, actual = (vitrail.load(path).state_dict() for path in (one, tmp_path / "two"))
     for name, tensor in expected.items():
         torch.testing.assert_close(actual[name], tensor, atol=1e-5, rtol=1e-4)
-    accuracies = [
-        [
-            row["test/accuracy"]
-            for row in read_rows(path / "metrics.jsonl")
-            if "test/accuracy" in row
-        ]
-        for path in (one, tmp_path / "two")
-    ]
+    rows = [read_rows(path / "metrics.jsonl") for path in (one, tmp_path / "two")]
+    accuracies = [[row.get("test/accuracy") for row in each] for each in rows]
     assert accuracies[0] == accuracies[1]
 
 
@@ -113,13 +100,8 @@ def test_run_resumes_with_fewer_processes_after_a_kill(alone, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-5)
 
 
-def test_multiple_processes_need_an_output_folder(alone):
-    done = subprocess.run(
-        [sys.executable, "-m", "vitrail", "train", str(alone[0])],
-        env=os.environ | {"WORLD_SIZE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "vitrail: several processes need the same run folder; pass --out\n"
+def test_multiple_processes_need_an_output_folder(alone, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", str(alone[0])]) == 2
+    expected = "vitrail: several processes need the same run folder; pass --out\n"
+    assert capsys.readouterr().err == expected

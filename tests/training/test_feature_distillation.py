@@ -116,13 +116,14 @@ def test_time_budget(teacher, tmp_path):
     assert tiny_run(data, tmp_path / "run", loss=teacher, augment=VIEWS, **options).finished
 
 
-def test_features_exclude_mixing(teacher, tmp_path):
+@pytest.mark.parametrize(
+    ("teaching", "mix", "error", "message"),
+    [
+        ("features", Mixing(mixup=0.2), ConfigError, "excludes mixup and CutMix"),
+        ("soft", Mixing(), vitrail.CheckpointError, r"loss\.teaching='features'"),  # other classes
+    ],
+)
+def test_impossible_teaching_raises(teacher, tmp_path, teaching, mix, error, message):
     data = write_colors(tmp_path / "colors.npz")
-    with pytest.raises(ConfigError, match="excludes mixup and CutMix"):
-        tiny_run(data, tmp_path / "run", loss=teacher, mix=Mixing(mixup=0.2))
-
-
-def test_other_classes_need_features(teacher, tmp_path):
-    data = write_colors(tmp_path / "colors.npz")
-    with pytest.raises(vitrail.CheckpointError, match=r"loss\.teaching='features'"):
-        tiny_run(data, tmp_path / "run", loss=replace(teacher, teaching="soft"))
+    with pytest.raises(error, match=message):
+        tiny_run(data, tmp_path / "run", loss=replace(teacher, teaching=teaching), mix=mix)

@@ -149,14 +149,6 @@ def test_pixel_targets(headless):
     assert torch.equal(patchify(images, (4, 4))[0, 3, 0], images[0, :, 12:, :4])
 
 
-def test_cell_predictions_match_their_targets(headless):
-    made = awake(headless, "colors-4x4")
-    targets = torch.randint(512, (2, 8, 16))
-    right = 50.0 * torch.nn.functional.one_hot(targets, 512).flatten(2)
-    assert made.loss(right, targets) < 1e-6
-    assert made.loss(right, targets.roll(1, dims=2)) > 10
-
-
 @pytest.mark.parametrize(
     ("predict", "start"), [("mean-color", 6.238), ("colors-4x4", 6.238), ("pixels", None)]
 )
@@ -166,15 +158,17 @@ def test_initial_predictions_are_uniform(headless, predict, start):
     assert loss.item() == pytest.approx(start or images.square().mean().item(), abs=1e-3)
 
 
-@pytest.mark.parametrize("predict", KINDS)
-@pytest.mark.parametrize(("stem", "pool"), [("patches", "cls"), ("conv", "mean")])
+@pytest.mark.parametrize(
+    ("predict", "stem", "pool"),
+    [("mean-color", "conv", "mean"), ("colors-4x4", "patches", "cls"), ("pixels", "conv", "mean")],
+)
 def test_overfits_eight_images(headless, predict, stem, pool):
     made = objective(headless.change(width=32, mlp_width=64, stem=stem, pool=pool), predict)
     blocks = torch.rand(8, 3, 2, 2).repeat_interleave(8, 2).repeat_interleave(8, 3)
     images = 2 * blocks - 1
     optimizer = torch.optim.Adam(made.parameters(), lr=5e-3)
     losses = []
-    for _ in range(100):
+    for _ in range(60):
         loss = made(images, torch.zeros(8))
         optimizer.zero_grad()
         loss.backward()
@@ -217,15 +211,6 @@ def test_other_image_sizes_and_autocast(headless):
             loss = awake(headless, kind)(torch.rand(2, 3, 16, 16))
         assert loss.dtype == torch.float32
         loss.backward()
-
-
-def test_masks_depend_on_the_torch_seed(headless):
-    made, images = awake(headless), torch.rand(2, 3, 16, 16)
-    losses = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        losses.append(made(images).item())
-    assert losses[0] == losses[1] != losses[2]
 
 
 def test_number_of_colors_by_channels(headless):

@@ -47,11 +47,10 @@ def test_initial_loss_is_that_of_the_probe(colors, tmp_path, start):
     assert first["probe"] < 0.8 * first["zeros"]
 
 
-def test_head_reproduces_the_probe_metrics(colors, start):
+def test_probe_head_reproduces_its_metrics_and_round_trips(colors, tmp_path, start):
     model = vitrail.load(start)
-    train = open_dataset(str(colors), "train")
-    dev = open_dataset(str(colors), "test")
-    probe = fit_probe_head(model, train, dev, "dev", dev_from_train=False, workers=0)
+    train, dev = (open_dataset(str(colors), split) for split in ("train", "test"))
+    probe = fit_probe_head(model, train, dev, "val", dev_from_train=True, workers=0)
     images = torch.stack([model.metadata.prepare(sample.data)[0] for sample in dev])
     labels = torch.tensor([sample.label for sample in dev])
     with torch.inference_mode():
@@ -59,6 +58,16 @@ def test_head_reproduces_the_probe_metrics(colors, start):
     accuracy = (logits.argmax(1) == labels).double().mean()
     assert probe.accuracy == pytest.approx(accuracy.item())
     assert probe.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
+    probe.save(tmp_path)
+    again = read_probe_head(tmp_path)
+    assert again is not None
+    for name in ("accuracy", "loss", "images", "dev"):
+        assert getattr(again, name) == getattr(probe, name)
+    assert (probe.dev, probe.images) == ("val", 12)
+    for name, tensor in probe.final.items():
+        assert torch.equal(again.final[name], tensor)
+        assert not torch.equal(probe.init[name], tensor)  # it has learned from dev as well
+    assert read_probe_head(tmp_path / "nothing") is None
 
 
 def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
@@ -99,23 +108,6 @@ def test_resume_is_bit_exact(colors, tmp_path, start, stop_after):
     assert done.outcomes["dev"].samples == 9
     assert equal(weights(tmp_path / "alone"), weights(tmp_path / "stopped"))
     assert not (tmp_path / "stopped" / PROBE_HEAD).exists()
-
-
-def test_probe_head_round_trip(colors, tmp_path, start):
-    model, train = vitrail.load(start), open_dataset(str(colors), "train")
-    dev = open_dataset(str(colors), "test")
-    probe = fit_probe_head(model, train, dev, "val", dev_from_train=True, workers=0)
-    probe.save(tmp_path)
-    again = read_probe_head(tmp_path)
-    assert again is not None
-    assert (again.dev, again.accuracy, again.loss, again.images) == (
-        *("val", probe.accuracy, probe.loss),
-        12,
-    )
-    for name, tensor in probe.final.items():
-        assert torch.equal(again.final[name], tensor)
-        assert not torch.equal(probe.init[name], tensor)  # it has learned from dev as well
-    assert read_probe_head(tmp_path / "nothing") is None
 
 
 def test_head_for_the_same_classes_is_kept(colors, tmp_path):

@@ -1,6 +1,7 @@
 """Objectives: classification, distillation, masked patches; and their losses."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -130,27 +131,21 @@ def test_teacher_of_another_family(tiny):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "names", "message"),
     [
-        ({"num_classes": 5}, "the teacher has 5 classes, the student 3 classes; use a teacher"),
-        ({"num_classes": 0}, "the teacher has no head"),
-        ({"channels": 1}, "the teacher takes images of 1 channels.* load .* with channels=3"),
+        ({"num_classes": 5}, (), "the teacher has 5 classes, the student 3 classes; use a teacher"),
+        ({"num_classes": 0}, (), "the teacher has no head"),
+        ({"channels": 1}, (), "the teacher takes images of 1 channels.* load .* with channels=3"),
+        ({}, "acb", "class 1 is 'c' for the teacher and 'b' for the student; use"),
+        ({}, (), None),  # unknown names are accepted
+        ({}, "abc", None),
     ],
 )
-def test_incompatible_teacher_raises(tiny, changes, message):
-    with pytest.raises(CheckpointError, match=message):
-        Distillation(random_model(tiny), SOFTMAX, random_model(tiny.change(**changes)))
-
-
-def test_teacher_with_other_class_names_raises(tiny):
-    student = random_model(tiny, class_names=("ant", "bee", "cat"))
-    teacher = random_model(tiny, class_names=("ant", "cat", "bee"))
-    with pytest.raises(
-        CheckpointError, match="class 1 is 'cat' for the teacher and 'bee' for the student; use"
-    ):
+def test_incompatible_teacher_raises(tiny, changes, names, message):
+    student = random_model(tiny, class_names=tuple("abc"))
+    teacher = random_model(tiny.change(**changes), class_names=tuple(names))
+    with nullcontext() if message is None else pytest.raises(CheckpointError, match=message):
         Distillation(student, SOFTMAX, teacher)
-    Distillation(student, SOFTMAX, random_model(tiny))  # unknown names are accepted
-    Distillation(student, SOFTMAX, random_model(tiny, class_names=("ant", "bee", "cat")))
 
 
 def test_model_without_head_raises(tiny):
@@ -191,14 +186,6 @@ def test_every_student_weight_gets_a_gradient(tiny, distilled):
         assert all(p.grad is not None and p.grad.any() for p in objective.parameters())
 
 
-def test_autocast_leaves_the_loss_exact(tiny):
-    objective = Distillation(random_model(tiny), SOFTMAX, random_model(tiny, seed=1))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = objective(*batch())
-    assert loss.dtype == torch.float32
-    loss.backward()
-
-
 # Losses match torch, or their formulas
 
 
@@ -233,21 +220,12 @@ def test_half_precision_and_extreme_logits(kind):
     assert logits.grad.isfinite().all()
 
 
-def test_soft_distillation_formula():
+def test_distillation_formulas():
     teacher = LOGITS.roll(1, 0)
     p, q = (teacher.double() / 3).softmax(1), (LOGITS.double() / 3).softmax(1)
     expected = 9 * (p * (p / q).log()).sum(dim=1).mean()
     loss = soft_distillation(LOGITS, teacher, 3.0)
     torch.testing.assert_close(loss.double(), expected, atol=1e-6, rtol=1e-6)
-
-
-def test_soft_distillation_is_zero_for_equal_logits():
-    logits = LOGITS.clone().requires_grad_()
-    loss = soft_distillation(logits, LOGITS + 5, 2.0)  # a constant does not change probabilities
-    loss.backward()
-    assert loss.item() == pytest.approx(0, abs=1e-6)
-    assert logits.grad is not None
-    assert logits.grad.abs().max() < 1e-6
-    teacher = LOGITS.roll(1, 0)
+    assert soft_distillation(LOGITS, LOGITS + 5, 2.0).item() == pytest.approx(0, abs=1e-6)
     expected = F.cross_entropy(LOGITS, teacher.argmax(1))
     assert torch.equal(hard_distillation(LOGITS, teacher), expected)

@@ -1,8 +1,6 @@
 """Parameter groups, optimizers, and the average of the weights."""
 
 import copy
-import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig, MixerConfig
-from vitrail.models.vit import build, create
+from vitrail.models.vit import build
 from vitrail.planning.plan import AllocationRecorder
 from vitrail.training.config import OptimSettings, Settings
 from vitrail.training.loop import TrainState, optimizer_step
@@ -146,10 +144,7 @@ def test_layer_decay_follows_the_distance_from_the_head(request, tiny, name, dep
     made = build(tiny.change(position=name)) if relative else request.getfixturevalue(name)
     for weight, distance in distances_from_head(dict(made.named_parameters()), depth).items():
         assert [d for start, d in expected.items() if weight.startswith(start)] == [distance]
-
-
-def test_objective_parameters_are_treated_like_the_head():
-    names = ["mask_token", "decoder.weight", "encoder.blocks.0.norm1.bias"]
+    names = ["mask_token", "decoder.weight", "encoder.blocks.0.norm1.bias"]  # of the objective
     assert list(distances_from_head(names, 2).values()) == [0, 0, 2]
 
 
@@ -166,15 +161,6 @@ def test_every_parameter_is_in_one_group(model):
     plain = OptimSettings(kind="adamw", learning_rate=0.01)
     [optimizer] = make_optimizers(model.named_parameters(), plain, 2)
     assert len(optimizer.param_groups) == 1
-
-
-def test_learning_rates_follow_the_schedule(model):
-    optimizers = make_optimizers(model.named_parameters(), settings("muon"), 2)
-    set_learning_rates(optimizers, 0.25)
-    set_learning_rates(optimizers, 0.5)  # of the peak, not of what was set before
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            assert group["lr"] == 0.5 * group["peak"]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
@@ -352,26 +338,6 @@ def test_extreme_gradients_give_finite_weights(kind, scale):
         assert torch.equal(named["head.bias"], net()["head.bias"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_optimizer_reduces_the_loss(kind):
-    torch.manual_seed(0)
-    model = create("ViT-Mu/4", image_size=8, depth=1, num_classes=3)
-    optim = OptimSettings(kind=kind, learning_rate=0.05 if kind == "sgd" else 3e-3)
-    optimizers = make_optimizers(model.named_parameters(), optim, 1)
-    images, labels = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
-    losses = []
-    for _ in range(30):
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(3), abs=1e-5)
-    assert losses[-1] < 0.7 * losses[0]
-    assert sum(later < earlier for earlier, later in pairwise(losses)) > 20
-
-
 # Freezing
 
 
@@ -388,24 +354,19 @@ def test_freeze_leaves_the_rest_trainable(model):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "suggestion"),
+    ("pattern", "message"),
     [
-        ("stm.*", r"did you mean 'stem\.\*'\?"),
+        ("stm.*", r"unknown weights in optim\.freeze .*did you mean 'stem\.\*'\?"),
         ("encoder", r"did you mean 'encoder\.\*'\?"),
         ("encoder.block.0.*", r"did you mean 'encoder\.blocks\.0\.\*'\?"),
         ("cls_tokn", r"did you mean 'cls_token'\?"),
         ("nothing at all", r"there are cls_token, .*stem\.\*, .*head\.\*"),
+        ("*", "freezes every weight"),
     ],
 )
-def test_unknown_freeze_pattern_suggests(model, pattern, suggestion):
-    with pytest.raises(ConfigError, match=rf"^unknown weights in optim\.freeze .*{suggestion}"):
+def test_invalid_freeze_patterns_raise(model, pattern, message):
+    with pytest.raises(ConfigError, match=message):
         freeze(model, ("head.*", pattern))
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_freezing_everything_raises(model):
-    with pytest.raises(ConfigError, match="freezes every weight"):
-        freeze(model, ("head.*", "*"))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -486,24 +447,6 @@ def test_weights_are_restored_bit_exactly(fails):
     assert all(torch.equal(value, own[name]) for name, value in values_of(model).items())
     assert all(torch.equal(value, averaged[name]) for name, value in average.values.items())
     assert [p.data_ptr() for p in model.parameters()] == memory
-
-
-def test_applying_the_ema_does_not_affect_training():
-    results = []
-    for evaluate in (False, True):
-        model = layers()
-        average = EMA(dict(model.named_parameters()), decay=0.5)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-        for _ in range(3):
-            model(torch.ones(2, 3)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            average.update()
-            if evaluate:
-                with average.applied(), torch.inference_mode():
-                    model(torch.ones(2, 3))
-        results.append([*values_of(model).values(), *average.values.values()])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("gradient", [1.0, torch.inf])

@@ -66,20 +66,13 @@ def test_factor_is_between_zero_and_one(schedule):
             assert 0 <= lr_factor(optim, half / 2, steps) <= 1
 
 
-@pytest.mark.parametrize("steps", [1, 2, 10, 1000])
-def test_fractional_warmup_is_shorter_than_the_run(steps):
-    assert warmup_steps(OptimSettings(warmup=0.99), steps) < steps
+def test_warmup_is_shorter_than_the_run():
+    for steps in (1, 2, 10, 1000):
+        assert warmup_steps(OptimSettings(warmup=0.99), steps) < steps
     assert warmup_steps(OptimSettings(warmup=0.05), 1000) == 50
-
-
-def test_warmup_longer_than_the_run_raises():
     optim = OptimSettings(learning_rate=1e-3, warmup_steps=999999)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match="warmup_steps=999999 is not less than steps=112602; use"):
         lr_factor(optim, 0, 112602)
-    assert str(error.value) == (
-        "optim.warmup_steps=999999 is not less than steps=112602; "
-        "use a shorter warmup, or train for longer"
-    )
 
 
 LINEAR_SETTINGS = Settings(

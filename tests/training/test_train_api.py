@@ -85,6 +85,8 @@ def test_resume_with_changed_settings(configs, stopped):
     [
         ({"steps": 9}, "steps=9 cannot be changed when a run is resumed"),
         ({"model": {"depth": 3}}, "model.depth=3 cannot be changed when a run is resumed"),
+        ({"optim": {"weight_decay": 0.5}}, "optim.weight_decay=0.5 cannot be changed"),
+        ({"loss": {"label_smoothing": 0.1}}, "loss.label_smoothing=0.1 cannot be changed"),
         ({"recipe": "deit-s16"}, "leave the recipe out"),
         ({"start": "second"}, "started from first, not second; leave start out"),
     ],

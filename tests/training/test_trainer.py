@@ -134,13 +134,15 @@ def test_early_stopping_at_target_accuracy(colors, tmp_path):
     assert "early stopping at 60.0 % val accuracy" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_early_stopping_needs_a_val_split(colors, tmp_path):
-    message = error_of(colors, tmp_path / "run", until_accuracy=0.6)
-    assert f"until_accuracy=0.6 needs a val split, which {colors} does not have" in message
+@pytest.mark.parametrize("target", [{"until_accuracy": 0.6}, {"patience": 2}])
+def test_early_stopping_needs_a_val_split(colors, tmp_path, target):
+    message = error_of(colors, tmp_path / "run", **target)
+    [(name, value)] = target.items()
+    assert f"{name}={value} needs a val split, which {colors} does not have" in message
     assert "test must not be used for model selection; --dev 0.1 holds" in message
     arrays = dict(np.load(colors))
     np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
-    message = error_of(tmp_path / "one.npz", tmp_path / "run", until_accuracy=0.6, dev=0.0)
+    message = error_of(tmp_path / "one.npz", tmp_path / "run", dev=0.0, **target)
     assert "does not have; --dev 0.1 holds" in message
     recorder = Recorder()  # without a target it trains on everything
     tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, callback=recorder)
@@ -217,16 +219,13 @@ def test_divergence_names_step_layer_and_images(colors, tmp_path):
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
 
 
-def test_retries_halve_the_learning_rate(colors, tmp_path):
+def test_retries_halve_the_learning_rate_until_the_run_finishes(colors, tmp_path, monkeypatch):
     recorder = Recorder()
     optim = OptimSettings(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
     with pytest.raises(TrainingError):
         tiny_run(colors, tmp_path / "run", optim=optim, retries=2, steps=30, callback=recorder)
-    assert any("with learning rate x 0.5" in line for line in recorder.lines)
-    assert any("with learning rate x 0.25" in line for line in recorder.lines)
-
-
-def test_rolled_back_run_finishes(colors, tmp_path, monkeypatch):
+    for scale in (0.5, 0.25):
+        assert any(f"with learning rate x {scale}" in line for line in recorder.lines)
     calls, forward = [], Classification.forward
 
     def explode_once(self, images, targets):
@@ -235,10 +234,9 @@ def test_rolled_back_run_finishes(colors, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Classification, "forward", explode_once)
     recorder = Recorder()
-    result = tiny_run(colors, tmp_path / "run", retries=1, callback=recorder)
-    assert result.finished
+    assert tiny_run(colors, tmp_path / "other", retries=1, callback=recorder).finished
     assert any("at step 3 " in line and "rolled back to step 0" in line for line in recorder.lines)
-    assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+    assert all(torch.isfinite(t).all() for t in weights(tmp_path / "other").values())
 
 
 @pytest.mark.parametrize(
