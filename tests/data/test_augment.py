@@ -30,7 +30,9 @@ CHANGES = {  # everything that makes a random version of an image
         )
         for flavor in RAND_AUGMENT
     },
-    "trivial_augment": augment.trivial_augment,
+    "trivial_augment": lambda image, rng: augment.random_operation(
+        image, rng, TRIVIAL_AUGMENT, int(rng.integers(31))
+    ),
     "aug_mix": augment.aug_mix,
     "color_jitter": lambda image, rng: augment.color_jitter(
         image, rng, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1

@@ -115,11 +115,6 @@ def rand_augment(
     return image
 
 
-def trivial_augment(image: Image.Image, rng: Rng) -> Image.Image:
-    """TrivialAugment: one random operation of random strength (arXiv:2103.10158)."""
-    return random_operation(image, rng, TRIVIAL_AUGMENT, int(rng.integers(31)))
-
-
 def aug_mix(
     image: Image.Image, rng: Rng, *, width: int = 3, depth: int | None = None
 ) -> Image.Image:
@@ -209,11 +204,6 @@ def random_erasing(
 # Color operations.
 
 
-def contrast(image: Image.Image, factor: float) -> Image.Image:
-    mean = ImageStat.Stat(image.convert("L")).mean[0]
-    return blend_with_gray(int(mean + 0.5), image, factor)
-
-
 def color(image: Image.Image, factor: float) -> Image.Image:
     """Saturation."""
     if image.mode == "L":
@@ -244,12 +234,6 @@ def sharpness(image: Image.Image, factor: float) -> Image.Image:
     smooth = image.copy()
     smooth.paste(Image.fromarray(total.astype(np.uint8)), (1, 1))
     return Image.blend(smooth, image, factor)
-
-
-def posterize(image: Image.Image, bits: float) -> Image.Image:
-    """Keep the highest bits: 8 change nothing, 0 gives black."""
-    bits = min(8, max(0, int(bits)))
-    return image if bits == 8 else lookup(image, LEVELS & (256 - 2 ** (8 - bits)))
 
 
 def autocontrast(image: Image.Image, _amount: float) -> Image.Image:
@@ -344,7 +328,9 @@ COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "identity": lambda image, _: image,
     "invert": lambda image, _: ImageChops.invert(image),
     "brightness": lambda image, factor: blend_with_gray(0, image, factor),
-    "contrast": contrast,
+    "contrast": lambda image, factor: blend_with_gray(
+        int(ImageStat.Stat(image.convert("L")).mean[0] + 0.5), image, factor
+    ),
     # Contrast of TensorFlow's RandAugment, which Google's models were trained with. Its "mean" sums
     # the counts of a histogram instead of weighting them, and so is the number of pixels / 256,
     # whatever they show: 196 for 224 x 224, white from 256 x 256 on.
@@ -354,7 +340,10 @@ COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "color": color,
     "hue": hue,
     "sharpness": sharpness,
-    "posterize": posterize,
+    # keeps the highest bits: 8 change nothing, 0 gives black
+    "posterize": lambda image, bits: lookup(
+        image, LEVELS & (256 - 2 ** (8 - min(8, max(0, int(bits)))))
+    ),
     # inverts the values from the threshold on
     "solarize": lambda image, threshold: lookup(
         image, np.where(threshold > LEVELS, LEVELS, 255 - LEVELS)

@@ -339,31 +339,25 @@ def near_pairs(hashes: np.ndarray, thumbnails: np.ndarray) -> list[tuple[int, in
     fine = thumbnails.reshape(-1, THUMBNAIL_SIDE**2)
     means = fine.mean(axis=1, keepdims=True)
     pairs: dict[tuple[int, int], int] = {}
-    for left, right in candidate_pairs(hashes):
-        for pixels in (means, blocks, fine):  # means cannot differ more than what they are of
-            distance = np.abs(pixels[left] - pixels[right].astype(np.float32)).mean(axis=1)
-            close = distance <= np.minimum(limits[left], limits[right])
-            left, right = left[close], right[close]
-        bits = np.bitwise_count(hashes[left] ^ hashes[right]).tolist()
-        indices = zip(rows[left].tolist(), rows[right].tolist(), strict=True)
-        pairs |= zip(indices, bits, strict=True)
-    return [(*pair, pairs[pair]) for pair in sorted(pairs)]
-
-
-def candidate_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs of similar hashes, left before right; some of them more than once."""
     width = 64 // HASH_BANDS
-    for band in range(HASH_BANDS):
+    for band in range(HASH_BANDS):  # only hashes that are equal in some band are compared
         keys = (hashes >> np.uint64(band * width)) & np.uint64(2**width - 1)
         order = np.argsort(keys, kind="stable")  # left before right within a bucket
         for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
             step = max(1, MAX_COMPARISONS // max(len(bucket), 1))
             for start in range(0, len(bucket), step):
-                rows, rest = bucket[start : start + step], bucket[start:]
-                distance = np.bitwise_count(hashes[rows][:, None] ^ hashes[rest][None])
-                left, right = np.nonzero(distance <= HASH_BITS)
-                left, right = left[right > left], right[right > left]
-                yield rows[left], rest[right]
+                some, rest = bucket[start : start + step], bucket[start:]
+                different = np.bitwise_count(hashes[some][:, None] ^ hashes[rest][None])
+                left, right = np.nonzero(different <= HASH_BITS)
+                left, right = some[left[right > left]], rest[right[right > left]]
+                for pixels in (means, blocks, fine):  # means differ no more than what they are of
+                    distance = np.abs(pixels[left] - pixels[right].astype(np.float32)).mean(axis=1)
+                    close = distance <= np.minimum(limits[left], limits[right])
+                    left, right = left[close], right[close]
+                bits = np.bitwise_count(hashes[left] ^ hashes[right]).tolist()
+                indices = zip(rows[left].tolist(), rows[right].tolist(), strict=True)
+                pairs |= zip(indices, bits, strict=True)
+    return [(*pair, pairs[pair]) for pair in sorted(pairs)]
 
 
 # Recommendations.

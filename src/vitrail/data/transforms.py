@@ -155,7 +155,8 @@ class TrainTransform:
                 kind = {"flavor": config.flavor, "spread": config.spread}
                 colored = augment.rand_augment(colored, rng, **strength, **kind)
             elif config.policy == "trivial":
-                colored = augment.trivial_augment(colored, rng)
+                magnitude = int(rng.integers(31))
+                colored = augment.random_operation(colored, rng, augment.TRIVIAL_AUGMENT, magnitude)
             elif config.policy == "augmix":
                 colored = augment.aug_mix(colored, rng)
             tensor = from_pillow(colored)
