@@ -37,8 +37,8 @@ class Inspect(DataOptions):
     out: Path = Path("inspection")
     """Folder for report.html, figures and arrays."""
     data: str | None = None
-    """Dataset whose test images statistics are averaged over (default: the training data of a
-    bundle, if it is available)."""
+    """Dataset for statistics over its test images (default: the training data of a bundle, if it is
+    available)."""
     images: int = 128
     """Number of images that attention statistics are averaged over."""
     methods: tuple[Method, ...] | None = None
