@@ -1,133 +1,90 @@
-"""What README.md and docs/*.md tell a reader to type: commands, and blocks of Python."""
+"""Commands and blocks of README.md and docs/*.md."""
 
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "$ "
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"\s+#\s.*$")
-IN_TABLE = re.compile(r"^\|[^`]*\| `(vitrail [^`]+)` \|$")  # what you want | the command
+IN_TABLE = re.compile(r"^\|[^`]*\| `(vitrail [^`]+)` \|$", re.MULTILINE)  # | task | command |
 ASSIGNMENT = re.compile(r"\w+=.*")
 
 
-@dataclass(frozen=True)
-class Block:
-    """What stands between two fences."""
+class Block(NamedTuple):
+    """The text between two fences."""
 
     page: str  # docs/training.md
     line: int  # of its first line, in the page
     kind: str  # console, python, toml, …
-    lines: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
+    text: str
 
 
-@dataclass(frozen=True)
-class Command:
-    """A line that a reader types, and what the page shows under it."""
+class Command(NamedTuple):
+    """A command, and the output that the page shows below it."""
 
     page: str
-    line: int
     text: str  # on one line, without its comment
-    told: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.page}: {self.text}"
 
     @property
     def argv(self) -> list[str] | None:
-        """What `vitrail` is given; None for another program's command."""
-        return argv_of(shlex.split(self.text))
+        """The arguments of `vitrail`, in any part of a pipe; None for another program."""
+        words = shlex.split(self.text)
+        if ">" in words:
+            words = words[: words.index(">")]
+        while words:
+            end = words.index("|") if "|" in words else len(words)
+            part, words = words[:end], words[end + 1 :]
+            while part and ASSIGNMENT.fullmatch(part[0]):
+                part = part[1:]
+            if "-m" in part:  # python -m, torchrun -m
+                part = part[part.index("-m") + 1 :]
+            if part[:1] == ["vitrail"]:
+                return part[1:]
+        return None
 
 
 def pages() -> list[Path]:
-    """All that is for readers, in the order of their names."""
+    folders = ("reproduction", "benchmarks")
     docs = sorted((ROOT / "docs").glob("*.md"))
-    return [
-        ROOT / "README.md",
-        *docs,
-        *(ROOT / name / "README.md" for name in ("reproduction", "benchmarks")),
-    ]
+    return [ROOT / "README.md", *docs, *(ROOT / name / "README.md" for name in folders)]
 
 
 def blocks(page: Path, kind: str) -> list[Block]:
     """The blocks of one kind in a page."""
-    called = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
-    lines = page.read_text(encoding="utf-8").splitlines()
-    return [block for block in fenced(called, lines) if block.kind == kind]
-
-
-def fenced(page: str, lines: list[str]) -> Iterator[Block]:
-    begun: int | None = None
-    for number, line in enumerate(lines):
-        if not line.startswith("```"):
-            continue
-        if begun is None:
-            begun = number
-        else:
-            kind = lines[begun].removeprefix("```").strip()
-            yield Block(page, begun + 2, kind, tuple(lines[begun + 1 : number]))
-            begun = None
-    assert begun is None, f"{page}: the block of line {begun} has no end"
+    name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"^```", text, re.MULTILINE)) % 2 == 0, f"{name}: a block has no end"
+    found = BLOCK.finditer(text)
+    return [
+        Block(name, text.count("\n", 0, x.start(2)) + 1, kind, x[2]) for x in found if x[1] == kind
+    ]
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The commands of a block; one that goes on behind a backslash is one."""
-    place = 0
-    while place < len(block.lines):
-        start, line = place, block.lines[place]
-        place += 1
-        if not line.startswith(PROMPT):
-            continue
-        while line.endswith("\\"):
-            line = f"{line[:-1]} {block.lines[place]}"
-            place += 1
-        told = []
-        while place < len(block.lines) and not block.lines[place].startswith(PROMPT):
-            told.append(block.lines[place])
-            place += 1
-        text = " ".join(COMMENT.sub("", line.removeprefix(PROMPT)).split())
-        yield Command(block.page, block.line + start, text, tuple(told))
-
-
-def in_tables(page: Path) -> Iterator[Command]:
-    """The commands that are the last cell of a row."""
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        if match := IN_TABLE.match(line):
-            yield Command(page.name, number, match[1])
-
-
-def argv_of(words: list[str]) -> list[str] | None:
-    """The words behind `vitrail`, in whichever part of a pipe it stands and whoever starts it."""
-    if ">" in words:
-        words = words[: words.index(">")]
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if word == "|":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    for part in parts:
-        while part and ASSIGNMENT.fullmatch(part[0]):
-            part = part[1:]
-        if part[:1] == ["vitrail"]:
-            return part[1:]
-        if "-m" in part and part[part.index("-m") + 1 :][:1] == ["vitrail"]:
-            return part[part.index("-m") + 2 :]
-    return None
+    """The commands of a block; a backslash continues one."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith(PROMPT)]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        text = COMMENT.sub("", lines[start].removeprefix(PROMPT))
+        yield Command(block.page, " ".join(text.split()), tuple(lines[start + 1 : end]))
 
 
 def all_commands() -> list[Command]:
-    """Every command of vitrail's in the pages; one that several show, once."""
+    """Every command of vitrail in the pages; one that several pages show, once."""
     found: dict[str, Command] = {}
     for page in pages():
-        in_blocks = [c for block in blocks(page, "console") for c in commands(block)]
-        for command in [*in_tables(page), *in_blocks]:
+        table = IN_TABLE.findall(page.read_text(encoding="utf-8"))
+        listed = [Command(page.name, text) for text in table]
+        listed += [command for block in blocks(page, "console") for command in commands(block)]
+        for command in listed:
             if command.argv is not None:
                 found.setdefault(command.text, command)
     return list(found.values())

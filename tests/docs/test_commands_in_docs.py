@@ -55,12 +55,12 @@ def test_a_command_of_the_pages_does_what_they_say(command, started, capsys):
     assert command.argv is not None
     make_room(command.argv)
     status = main(shrunk(command.argv))
-    told = capsys.readouterr()
-    if command.told[:1] and command.told[0].startswith("vitrail: "):  # the page shows an error
-        assert (status, told.err.strip()) == (2, " ".join(command.told).strip())
+    printed = capsys.readouterr()
+    if command.output[:1] and command.output[0].startswith("vitrail: "):  # the page shows an error
+        assert (status, printed.err.strip()) == (2, " ".join(command.output).strip())
     else:
-        assert status == 0, told.err
-        assert told.out.strip()
+        assert status == 0, printed.err
+        assert printed.out.strip()
 
 
 def make_room(argv: list[str]) -> None:
@@ -106,7 +106,7 @@ def test_commands_are_found_as_they_are_typed():
         "$ torchrun --nproc-per-node 2 -m vitrail train pictures/",
         "$ vitrail train pictures/ --print-settings > mine.toml",
     )
-    found = list(commands(Block("page.md", 1, "console", lines)))
+    found = list(commands(Block("page.md", 1, "console", "\n".join(lines))))
     assert [command.argv for command in found] == [
         ["check", "pictures/"],
         ["train", "pictures/", "--minutes", "10"],
@@ -116,4 +116,4 @@ def test_commands_are_found_as_they_are_typed():
         ["train", "pictures/"],
         ["train", "pictures/", "--print-settings"],
     ]
-    assert found[0].told == ("what it prints",)
+    assert found[0].output == ("what it prints",)

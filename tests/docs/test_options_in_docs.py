@@ -27,10 +27,10 @@ def known() -> dict[str, set[str]]:
 
 
 def help_of(name: str) -> str:
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), pytest.raises(SystemExit):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
         main([name, "--help"])
-    return told.getvalue()
+    return printed.getvalue()
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())

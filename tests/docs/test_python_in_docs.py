@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 NOT_RUN = {
     'torch.export.load("model.pt2")': "it takes long to make: tests/export/test_export_api.py",
     "session = onnxruntime.InferenceSession(sys.argv[1])": "tests/export/test_export_page.py",
-    "http://127.0.0.1:8000/predict": "it needs a server: tests/serving/test_serving_page.py",
+    "http://127.0.0.1:8000/predict": "it needs a server: tests/serving/test_serving_docs.py",
 }
 # What is printed, and what is run: the same, only smaller.
 SMALLER = {

@@ -15,7 +15,7 @@ MESSAGES = [found[1].strip() for found in QUOTED.findall(PAGE.read_text(encoding
 
 
 def patterns() -> list[re.Pattern[str]]:
-    """Every text in the source that is long enough to be told from others."""
+    """Every text in the source that is long enough to be unambiguous."""
     found = set()
     for path in (ROOT / "src").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
