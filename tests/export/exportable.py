@@ -51,7 +51,15 @@ KINDS = {
     "hybrid": {**HYBRID, "resnet_blocks": (1, 1)},
     "hybrid with a root only": {**HYBRID, "numerics": "google"},
 }
-CONFIGS = {name: BASE.change(**changes) for name, changes in KINDS.items()} | {
+SHALLOW = {  # stem, positions at the stem and head do not depend on the depth
+    *("gray", "not square", "no head", "conv stem", "no position", "2-D", "sincos", "hybrid"),
+    *("timm's numerics", "transformers' numerics", "torchvision's numerics"),
+    "hybrid with a root only",
+}
+CONFIGS = {
+    name: BASE.change(**{"depth": 1 if name in SHALLOW else 2, **changes})
+    for name, changes in KINDS.items()
+} | {
     "BiT": BitConfig(blocks=(1, 1), image_size=32, num_classes=3),
     "AxialResNet": BitConfig(blocks=(1, 1), unit="axial", image_size=32, num_classes=3),
     "Mixer": MixerConfig(
