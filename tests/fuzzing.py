@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from vitrail.data.datasets import open_dataset
+from vitrail.errors import DataError
 from vitrail.planning.request import resident_bytes
 
 KINDS = ("flip", "flip", "cut", "grow", "noise", "number", "number", "splice", "drop", "repeat")
@@ -52,6 +54,24 @@ def mutate_bytes(data: bytes, others: list[bytes], rng: random.Random) -> tuple[
         case "repeat":
             data[place:place] = data[place : place + span]
     return kind, data
+
+
+def count_rejected(path: Path, count: int, reference: Path | None = None, **options) -> int:
+    """Open a dataset with mutated copies of one of its files; return how many were rejected.
+
+    Any exception but a one-line DataError is raised.
+    """
+    whole, rng, rejected = path.read_bytes(), random.Random(0), 0
+    for _ in range(count):
+        path.write_bytes(mutate_bytes(whole, [whole], rng)[1])
+        path.with_name(f".{path.name}.index.npz").unlink(missing_ok=True)
+        try:
+            list(open_dataset(reference or path, "all", **options))
+        except DataError as error:
+            rejected += 1
+            if len(str(error).splitlines()) != 1:
+                raise AssertionError(f"not one line: {error}") from error
+    return rejected
 
 
 def hunt(

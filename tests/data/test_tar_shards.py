@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from tiny_sets import make_folder, pixels, png, same_samples
 
+from fuzzing import count_rejected
 from vitrail.cli.dataset import Pack
 from vitrail.data.datasets import Sample, open_dataset, split_counts
 from vitrail.data.provenance import fingerprint
@@ -353,22 +354,11 @@ def test_truncated_tar_needs_allow_truncated(tmp_path):
 def test_corrupt_tars_never_crash(tmp_path):
     members = [("labels.csv", b"file,class\n1.jpg,a\n2.jpg,b\n"), ("1.jpg", b"x"), ("2.jpg", b"y")]
     members += [("3.jpg", b"x"), ("3.json", b'{"labels": [1, 2]}'), ("p" * 150 + ".jpg", b"z")]
-    whole = make_tar(tmp_path / "whole.tar", members).read_bytes()
-    rng, path = random.Random(0), tmp_path / "a.tar"
-    opened, refused = 0, []
-    for _ in range(400):
-        data = bytearray(whole)
-        for _ in range(rng.choice([1, 1, 3, 30])):
-            data[rng.randrange(8192)] = rng.randrange(256)
-        path.write_bytes(data)
-        (tmp_path / ".a.tar.index.npz").unlink(missing_ok=True)
-        try:
-            part = open_dataset(path, "all", allow_truncated=bool(rng.getrandbits(1)))
-            opened += len(list(part)) > 0
-        except DataError as error:
-            refused.append(str(error))
-    assert not [message for message in refused if "\n" in message]
-    assert opened > 10
+    path = make_tar(tmp_path / "a.tar", members)
+    whole = path.read_bytes()
+    for allow_truncated in (False, True):
+        path.write_bytes(whole)
+        assert count_rejected(path, 200, allow_truncated=allow_truncated) < 190  # some open
 
 
 def member(name, data, kind=tarfile.REGTYPE):
