@@ -63,18 +63,14 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     """Convert to the names of published files, without all that is not the image tower."""
     if not any(name.endswith(f"{PATCHES}.weight") for name in checkpoint.tensors):
         return checkpoint
-    tensors, skipped = {}, dict(checkpoint.skipped)
-    reasons = dict(SKIPPED)
-    if "classifier.weight" in checkpoint.tensors:
-        reasons[r"vision_model\.head\."] = "not used by transformers' classifier"
-    for name, tensor in checkpoint.tensors.items():
-        pattern = next((pattern for pattern in reasons if re.match(pattern, name)), None)
-        if pattern is not None:
-            skipped[re.sub(rf"({pattern}).+", r"\1*", name)] = reasons[pattern]
-        elif name.startswith((TOWER, "classifier.")):
-            tensors[name] = tensor
-        else:
-            tensors[TOWER + name] = tensor
+    unused = {r"vision_model\.head\.": "not used by transformers' classifier"}
+    checkpoint = checkpoint.without(
+        SKIPPED | unused if "classifier.weight" in checkpoint.tensors else SKIPPED
+    )
+    tensors = {
+        name if name.startswith((TOWER, "classifier.")) else TOWER + name: tensor
+        for name, tensor in checkpoint.tensors.items()
+    }
     for kind in ("weight", "bias"):
         joint = tensors.get(IN_PROJ + kind)
         if joint is not None and joint.shape and joint.shape[0] % 3 == 0:
@@ -82,7 +78,7 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
             tensors[QUERY + kind] = joint.map(lambda array, width=width: array[:width])
             tensors[KEY_VALUE + kind] = joint.map(lambda array, width=width: array[width:])
             del tensors[IN_PROJ + kind]
-    return replace(checkpoint, tensors=tensors, skipped=skipped)
+    return replace(checkpoint, tensors=tensors)
 
 
 def join_projections(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

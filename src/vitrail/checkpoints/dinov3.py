@@ -35,6 +35,7 @@ from vitrail.checkpoints.rules import (
     Table,
     applicable,
     infer_heads,
+    join_gates,
     modules,
     same,
     unsupported_features,
@@ -45,11 +46,11 @@ from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, VitConfig, normalize_size, pair
 
 PERIODS = "rope_embed.periods"
-SKIPPED = (
-    (r"rope_embed\.periods$", "computed from the number of heads"),
-    (r"blocks\.\d+\.attn\.qkv\.bias_mask$", "the key bias is zero"),
-    (r"local_cls_norm\.", "only used in pre-training"),
-)
+SKIPPED = {
+    r"rope_embed\.periods$": "computed from the number of heads",
+    r"blocks\.\d+\.attn\.qkv\.bias_mask$": "the key bias is zero",
+    r"local_cls_norm\.": "only used in pre-training",
+}
 GATES = ((".mlp.w1.", ".mlp.w2."), (".mlp.fc1_g.", ".mlp.fc1_x."))
 # transformers
 PATCHES = "embeddings.patch_embeddings"
@@ -62,34 +63,19 @@ DEFAULT_SIZE = 224
 
 def normalize_timm(checkpoint: Checkpoint) -> Checkpoint:
     """Convert timm's EVA models and Meta's files to the names of timm's ViT."""
-    skipped, settings = dict(checkpoint.skipped), dict(checkpoint.settings)
-    tensors: dict[str, LazyTensor] = {}
-    for name, tensor in checkpoint.tensors.items():
-        skip = next((rule for rule in SKIPPED if re.match(rule[0], name)), None)
-        if skip is not None:
-            skipped[re.sub(r"\d+", "*", name)] = skip[1]
-            continue
-        for gate, value in GATES:
-            other = checkpoint.tensors.get(name.replace(gate, value))
-            if gate in name and other is not None:
-                parts = (tensor, other)
-                shape = (2 * tensor.shape[0], *tensor.shape[1:]) if tensor.shape else ()
-                read = lambda parts=parts: torch.cat([part.read() for part in parts])  # noqa: E731
-                tensors[name.replace(gate, ".mlp.fc1.")] = LazyTensor(shape, read)
-                break
-            if value in name and name.replace(value, gate) in checkpoint.tensors:
-                break
-        else:
-            if name.endswith("attn.qkv.bias") and f"{name}_mask" in checkpoint.tensors:
-                for index, part in ((0, "q"), (2, "v")):
-                    bias = tensor.map(lambda bias, index=index: bias.chunk(3)[index])
-                    tensors[name.replace("qkv.bias", f"{part}_bias")] = bias
-            else:
-                tensors["reg_token" if name == "storage_tokens" else name] = tensor
-    if PERIODS in checkpoint.tensors and timm.PATCHES in tensors:
+    settings, current = dict(checkpoint.settings), checkpoint.without(SKIPPED)
+    if PERIODS in checkpoint.tensors and timm.PATCHES in current.tensors:
         width = checkpoint.shape(timm.PATCHES, 4)[0]
         settings.setdefault("heads", width // (4 * checkpoint.shape(PERIODS, 1)[0]))
-    return replace(checkpoint, tensors=tensors, skipped=skipped, settings=settings)
+    tensors: dict[str, LazyTensor] = {}
+    for name, tensor in join_gates(current.tensors, GATES, ".mlp.fc1.").items():
+        if name.endswith("attn.qkv.bias") and f"{name}_mask" in checkpoint.tensors:
+            for index, part in ((0, "q"), (2, "v")):
+                bias = tensor.map(lambda bias, index=index: bias.chunk(3)[index])
+                tensors[name.replace("qkv.bias", f"{part}_bias")] = bias
+        else:
+            tensors["reg_token" if name == "storage_tokens" else name] = tensor
+    return replace(current, tensors=tensors, settings=settings)
 
 
 def eva_names(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -149,13 +135,11 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     """Convert the names of `model.state_dict()` to those of files, without the mask token."""
     if f"{PATCHES}.weight" not in checkpoint.tensors:
         return checkpoint
+    checkpoint = checkpoint.without({f"{re.escape(MASK_TOKEN)}$": "only used in pre-training"})
     tensors = {re.sub(r"^model\.", "", name): x for name, x in checkpoint.tensors.items()}
-    skipped = dict(checkpoint.skipped)
-    if tensors.pop(MASK_TOKEN, None) is not None:
-        skipped[MASK_TOKEN] = "only used in pre-training"
     if REGISTERS in tensors and 0 in tensors[REGISTERS].shape:
         del tensors[REGISTERS]
-    return replace(checkpoint, tensors=tensors, skipped=skipped)
+    return replace(checkpoint, tensors=tensors)
 
 
 def add_tokens(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -73,6 +73,18 @@ class Checkpoint:
     skipped: dict[str, str] = field(default_factory=dict)  # unused tensors: name → reason
     guesses: dict[str, str] = field(default_factory=dict)  # ambiguities: part → interpretation
     layout: tuple[str, ...] = ()  # top-level keys of a training checkpoint
+
+    def without(self, patterns: Mapping[str, str]) -> "Checkpoint":
+        """Skip the tensors whose names match a pattern, each with the reason of the pattern."""
+        tensors, skipped = {}, dict(self.skipped)
+        for name, tensor in self.tensors.items():
+            pattern = next((pattern for pattern in patterns if re.match(pattern, name)), None)
+            if pattern is None:
+                tensors[name] = tensor
+            else:
+                module = re.sub(rf"({pattern}).+", r"\1*", name)  # one line per module
+                skipped[re.sub(r"\.\d+\.", ".*.", module)] = patterns[pattern]
+        return replace(self, tensors=tensors, skipped=skipped)
 
     def shape(self, name: str, ndim: int) -> tuple[int, ...]:
         """Return the shape of a required tensor."""

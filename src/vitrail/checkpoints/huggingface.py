@@ -29,6 +29,7 @@ from vitrail.checkpoints.rules import (
     Table,
     applicable,
     infer_heads,
+    join_gates,
     modules,
     same,
     square_image,
@@ -87,7 +88,7 @@ DINO_NAMES = (  # ViT → DINOv2, in files
     (r"(layer\.\d+)\.intermediate\.dense\.", r"\1.mlp.fc1."),
     (r"(layer\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
 )
-GATE, UP, GATE_AND_UP = ".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.weights_in."  # DINOv2's SwiGLU
+GATES, GATE_AND_UP = ((".mlp.gate_proj.", ".mlp.up_proj."),), ".mlp.weights_in."  # DINOv2's SwiGLU
 SKIPPED = {
     r"^embeddings\.mask_token$": "only used in pre-training",
     r"^decoder\.": "pre-training decoder",
@@ -154,24 +155,9 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     prefix = "vit." if has_head else ""
     tensors = {
         name if name.startswith(HEADS) else prefix + name: tensor
-        for name, tensor in fold_unread_token(join_gates(tensors)).items()
+        for name, tensor in fold_unread_token(join_gates(tensors, GATES, GATE_AND_UP)).items()
     }
     return replace(checkpoint, tensors=tensors, skipped=skipped)
-
-
-def join_gates(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Concatenate gate_proj and up_proj, which the new names split."""
-    joined = dict(tensors)
-    for name in tensors:
-        up_name, joined_name = name.replace(GATE, UP), name.replace(GATE, GATE_AND_UP)
-        if GATE not in name or up_name not in joined or joined_name in joined:
-            continue
-        gate, up = joined.pop(name), joined.pop(up_name)
-        shape = (gate.shape[0] + up.shape[0], *gate.shape[1:]) if gate.shape and up.shape else ()
-        joined[joined_name] = LazyTensor(
-            shape, lambda gate=gate, up=up: torch.cat([gate.read(), up.read()])
-        )
-    return joined
 
 
 def fold_unread_token(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:

@@ -138,6 +138,29 @@ def meta_state_dict(config: Config) -> dict[str, Tensor]:
     return dict(build(config).state_dict())
 
 
+def join_gates(
+    tensors: Tensors, gates: Iterable[tuple[str, str]], joined_name: str
+) -> dict[str, LazyTensor]:
+    """Concatenate gate and value of SwiGLU, where the names of a pair are separate tensors."""
+    joined = dict(tensors)
+    for gate_name, value_name in gates:
+        for name in tensors:
+            other, target = (
+                name.replace(gate_name, value_name),
+                name.replace(gate_name, joined_name),
+            )
+            if gate_name not in name or other not in joined or target in joined:
+                continue
+            parts = joined.pop(name), joined.pop(other)
+            shapes = [part.shape for part in parts]
+            rows = sum(shape[0] for shape in shapes) if all(shapes) else 0
+            shape = (rows, *shapes[0][1:]) if rows else ()
+            joined[target] = LazyTensor(
+                shape, lambda parts=parts: torch.cat([part.read() for part in parts])
+            )
+    return joined
+
+
 # Reading and writing.
 
 

@@ -72,11 +72,11 @@ VARIANT_NAMES = (
     (r"\.mlp\.w12\.", ".mlp.fc1."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
 )
-SKIPPED = (
-    (r"^mask_token$", "only used in pre-training"),
-    (r"^decoder_(?:embed|blocks|norm|pred|pos_embed)", "MAE's pre-training decoder"),
-    (r"^(?:head|dino_head|ibot_head)\.(?:mlp|last_layer)\.", "DINO's pre-training head"),
-)
+SKIPPED = {
+    r"mask_token$": "only used in pre-training",
+    r"decoder_(?:embed|blocks|norm|pred|pos_embed)": "MAE's pre-training decoder",
+    r"(?:head|dino_head|ibot_head)\.(?:mlp|last_layer)\.": "DINO's pre-training head",
+}
 PATCHES = "patch_embed.proj.weight"
 BACKBONE = "patch_embed.backbone."  # the ResNet of a hybrid
 BACKBONE_UNIT = r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\."
@@ -139,16 +139,13 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     names = {name: re.sub(WRAPPERS, "", name) for name in checkpoint.tensors}
     if len(set(names.values())) < len(names):
         names = {name: name for name in names}  # stripping would merge two tensors
-    tensors, skipped = {}, dict(checkpoint.skipped)
-    for original, name in names.items():
-        skip = next((rule for rule in SKIPPED if re.match(rule[0], name)), None)
-        if skip is not None:
-            skipped[re.sub(rf"({skip[0]}).+", r"\1*", name)] = skip[1]  # one line per module
-            continue
+    tensors = {name: checkpoint.tensors[original] for original, name in names.items()}
+    kept, tensors = replace(checkpoint, tensors=tensors).without(SKIPPED), {}
+    for name, tensor in kept.tensors.items():
         current = substitute(name, VARIANT_NAMES)
         # A second tensor of the same name keeps its own, and `read` reports it as unexpected.
-        tensors[name if current in tensors else current] = checkpoint.tensors[original]
-    normalized = replace(checkpoint, tensors=tensors, skipped=skipped)
+        tensors[name if current in tensors else current] = tensor
+    normalized = replace(kept, tensors=tensors)
     ours = any(key.startswith(OURS) for key in checkpoint.settings)
     if ours or not {PATCHES, "pos_embed"} <= tensors.keys():
         return normalized
