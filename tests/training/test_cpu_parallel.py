@@ -155,7 +155,7 @@ def test_sharded_run_matches_and_is_deterministic(any_size, two_threads, tmp_pat
     [
         ("ViT-Mu/4", {"objective": "masked-patches"}, 1, "objective='classify'"),
         ("ViT-Mu/4", {"loss": LossSettings(teacher="x")}, 1, "the teacher"),
-        ("Mixer-S/16", {}, 1, "Vision Transformers"),
+        ("Mixer-S/16", {}, 1, "a Vision Transformer"),
         ("ViT-Mu/4", {}, 2, "each process has its own shard"),
     ],
 )

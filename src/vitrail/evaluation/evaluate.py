@@ -228,7 +228,7 @@ def run_inference(
             problem = error
         if order.world_size > 1:  # collectives: all processes must call the model equally often
             empty = torch.zeros(1, channels, *preprocessing.size, device=device)
-            for _ in range(calls, len(replace(order, rank=0))):
+            for _ in range(calls, len(replace(order, rank=0).batches())):
                 predict(empty)
     for error in distributed.all_gather_object(problem):  # all processes raise the same error
         if error is not None:

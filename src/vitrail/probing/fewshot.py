@@ -30,17 +30,9 @@ class FewshotResult(NamedTuple):
 
     accuracy: float
     predicted: Tensor  # (n,) int64, the class of each test row
+    weights: Tensor  # (D + 1, C) float64, for whitened features with the constant 100 appended
+    l2: float  # the penalty: the given one, or the best of several
     probe: RidgeProbe
-
-    @property
-    def weights(self) -> Tensor:
-        """(D + 1, C) float64, for whitened features with the constant 100 appended."""
-        return self.probe.weights
-
-    @property
-    def l2(self) -> float:
-        """The penalty: the given one, or the best of several."""
-        return self.probe.l2
 
 
 def fewshot(
@@ -75,7 +67,8 @@ def fewshot(
     if not len(labels):
         raise DataError("no test rows given; pass at least one")
     predicted = probe.predict(features_test)
-    return FewshotResult(int(torch.sum(predicted == labels)) / len(labels), predicted, probe)
+    accuracy = int(torch.sum(predicted == labels)) / len(labels)
+    return FewshotResult(accuracy, predicted, probe.weights, probe.l2, probe)
 
 
 class Trial(NamedTuple):

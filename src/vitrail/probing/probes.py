@@ -163,10 +163,6 @@ class LinearProbe(Probe):
     def score(self, x: Tensor) -> Tensor:
         return torch.addmm(self.bias, x, self.weight.T)
 
-    def linear(self) -> tuple[Tensor, Tensor]:
-        """Return weight (C, D) and bias (C,)."""
-        return self.weight, self.bias
-
 
 def fit_logistic(
     features: Array, labels: Array, classes: int | None = None, *, decay: float = DECAY

@@ -62,19 +62,11 @@ SECTIONS = {
 
 def write_inspection(folder: Path, inspection: Inspection) -> list[Path]:
     """Write each file atomically; return their paths, the page last."""
-    plots = {}
-    if inspection.filters is not None:
-        plots["filters"] = filter_plot(inspection.filters)
-    for number, (name, table) in enumerate(inspection.positions.items()):
-        file = "positions" if len(inspection.positions) == 1 else f"positions-{number}"
-        plots[file] = position_plot({name: table})
-    if inspection.mixing is not None:
-        plots["mixing"] = mixing_plot(inspection.mixing)
+    shared = plots = draw_plots(inspection)
     if inspection.attention is not None:
         label = "mean attention distance (pixels)"
-        plots["distance"] = figures.head_plot(inspection.attention.distance, label, width=540)
-    if inspection.scatter is not None:
-        plots["map"] = figures.scatter_plot(inspection.scatter)
+        distance = figures.head_plot(inspection.attention.distance, label, width=540)
+        plots = {**shared, "distance": distance}
     written = [path for name, plot in plots.items() for path in save_figure(plot, folder / name)]
     for number, image in enumerate(inspection.images):
         for name, values in named_maps(image):
@@ -98,8 +90,23 @@ def write_inspection(folder: Path, inspection: Inspection) -> list[Path]:
             for layer, head in np.ndindex(stats.entropy.shape):
                 writer.writerow([layer, head, *(f"{values[layer, head]:.6g}" for values in table)])
         written.append(folder / "attention.csv")
-    write_atomic(folder / "report.html", inspection_page(inspection))
+    write_atomic(folder / "report.html", inspection_page(inspection, shared))
     return [*written, folder / "report.html"]
+
+
+def draw_plots(inspection: Inspection) -> dict[str, Any]:
+    """Return the figures that are both files and on the page, by file name."""
+    plots = {}
+    if inspection.filters is not None:
+        plots["filters"] = filter_plot(inspection.filters)
+    for number, (name, table) in enumerate(inspection.positions.items()):
+        file = "positions" if len(inspection.positions) == 1 else f"positions-{number}"
+        plots[file] = position_plot({name: table})
+    if inspection.mixing is not None:
+        plots["mixing"] = mixing_plot(inspection.mixing)
+    if inspection.scatter is not None:
+        plots["map"] = figures.scatter_plot(inspection.scatter)
+    return plots
 
 
 def named_maps(image: ImageInspection) -> Iterator[tuple[str, np.ndarray]]:
@@ -159,28 +166,25 @@ def rollout_figure(images: Sequence[ImageInspection], grid: tuple[int, int]) -> 
     return image_grid([*patches, *maps], [""] * len(images) + captions, columns=len(images))
 
 
-def inspection_page(inspection: Inspection) -> str:
+def inspection_page(inspection: Inspection, plots: Mapping[str, Any] | None = None) -> str:
+    """Return the page; `plots` are those of `draw_plots`, if they are drawn already."""
+    plots = draw_plots(inspection) if plots is None else plots
+    drawn = {name: inline_svg(plot) for name, plot in plots.items()}
     images, stats = inspection.images, inspection.attention
     values: dict[str, Any] = dict.fromkeys(SECTIONS)
     values["images"] = [image_values(image) for image in images]
     values["browser"] = browser_values(images, inspection.prefix)
     if stats is not None:
         values |= attention_values(stats, inspection.prefix)
-    if inspection.filters is not None:
-        values["filters"] = inline_svg(filter_plot(inspection.filters))
-    values["positions"] = [
-        inline_svg(position_plot({name: table})) for name, table in inspection.positions.items()
-    ]
-    if inspection.mixing is not None:
-        values["mixing"] = inline_svg(mixing_plot(inspection.mixing))
+    values |= {"filters": drawn.get("filters"), "mixing": drawn.get("mixing")}
+    values |= {"scatter": drawn.get("map")}
+    values["positions"] = [svg for name, svg in drawn.items() if name.startswith("positions")]
     values["tokens"] = [
         (image, smallest_data_url(color_image(image.token_colors, image.box, MAP_SIDE)))
         for image in images
         if image.token_colors is not None
     ]
     values["neighbors"] = [image for image in images if image.neighbors]
-    if inspection.scatter is not None:
-        values["scatter"] = inline_svg(figures.scatter_plot(inspection.scatter))
     if inspection.faithfulness is not None and inspection.faithfulness.curves:
         values["faithfulness"] = faithfulness_values(inspection.faithfulness)
     values["notes"] = inspection.notes

@@ -308,7 +308,8 @@ class Search:
             model, memory, _ = fit_head(self.model, memory)
             return self.write_result(model, provenance, memory)
         probe = fit_logistic(features.values, features.labels, len(classes))
-        return self.write_result(with_head(self.model, *probe.linear(), classes), provenance)
+        model = with_head(self.model, probe.weight, probe.bias, classes)
+        return self.write_result(model, provenance)
 
     def final_run(self, chosen: Candidate) -> tuple[bool, dict[str, EvaluationResult]]:
         """Train on all images; return whether the run, which can be resumed, is complete.
