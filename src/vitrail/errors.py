@@ -59,15 +59,11 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
 def renamed_attribute(old: str, new: str) -> Any:
     """A property that forwards to an attribute's new name."""
 
-    def get(self: object) -> Any:
+    def access(self: object, *value: object) -> Any:
         warn_renamed(f".{old}", f".{new}")
-        return getattr(self, new)
+        return setattr(self, new, *value) if value else getattr(self, new)
 
-    def set(self: object, value: object) -> None:
-        warn_renamed(f".{old}", f".{new}")
-        setattr(self, new, value)
-
-    return property(get, set)
+    return property(access, access)
 
 
 def renamed_keyword(old: str, new: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

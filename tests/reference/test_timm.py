@@ -1,19 +1,242 @@
-"""Our models with timm's numerics give timm's logits."""
+"""timm's logits, its files here, and folders written here in timm."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from weights import TOLERANCE, difference, random_model, to_peer
+from safetensors.torch import load_file, save_file
+from weights import TOLERANCE, difference, random_model, randomize, relative, to_peer
 
-from vitrail import NUMERICS
+from vitrail import NUMERICS, BitConfig, MixerConfig, VitConfig, save
+from vitrail.checkpoints import timm as timm_format
+from vitrail.checkpoints.files import Checkpoint, LazyTensor, read_json
+from vitrail.checkpoints.load import open_reference
+from vitrail.data.preprocessing import preset
+from vitrail.models.config import pair
+from vitrail.models.vit import build
 
 timm = pytest.importorskip("timm")
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
-TINY = "vit_tiny_patch16_224"
-CASES = {  # ours, theirs, image size; test_timm_files.py has all variants, at small sizes
-    "ViT": ("ViT-Ti/16", TINY, (224, 224)),
+SMALL = {"img_size": 64, "depth": 2, "num_classes": 5}
+MEAN = {"global_pool": "avg", "class_token": False, "fc_norm": False}
+MAP = {"global_pool": "map", "class_token": False}
+VITS = {
+    "ViT": ("vit_tiny_patch16_224", {}),
+    "without a head": ("vit_tiny_patch16_224", {"num_classes": 0}),
+    "gray": ("vit_tiny_patch16_224", {"in_chans": 1}),
+    "no qkv bias": ("vit_tiny_patch16_224", {"qkv_bias": False}),
+    "no positions": ("vit_tiny_patch16_224", {"pos_embed": "none", "img_size": 224}),
+    "mean": ("vit_tiny_patch16_224", MEAN),
+    "attention pooling": ("vit_tiny_patch16_224", MAP),
+    "placed registers": ("vit_tiny_patch16_224", {"reg_tokens": 4, "img_size": 96}),
+    "placed registers, mean": ("vit_tiny_patch16_224", MEAN | {"reg_tokens": 4}),
+    "registers, no table rows": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True}),
+    "DeiT": ("deit_tiny_patch16_224", {}),
+    "distilled DeiT": ("deit_tiny_distilled_patch16_224", {}),
+    "DeiT-III": ("deit3_small_patch16_224", {}),
+    "DINOv2": ("vit_small_patch14_dinov2", {"img_size": 56, "num_classes": 0}),
+    "DINOv2 giant with registers": (
+        "vit_giant_patch14_reg4_dinov2",
+        {"img_size": 56, "embed_dim": 128, "num_heads": 2},
+    ),
+    "hybrid": ("vit_small_r26_s32_224", {"img_size": 96}),
+    "hybrid of the root alone": ("vit_tiny_r_s16_p8_224", {}),
+}
+
+
+def loaded(path):
+    model, format, _, _ = open_reference(path)
+    assert format == "timm"
+    return model.eval()
+
+
+@torch.no_grad()
+def assert_same_logits(ours, theirs, dtype=torch.float32):
+    """Compare logits on two random images, up to rounding."""
+    config = ours.config
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(2, config.channels, *pair(config.image_size), generator=generator)
+    images = images.to(dtype)
+    expected = theirs.to(dtype).eval()(images)
+    assert relative(ours.to(dtype).eval()(images), expected) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", VITS)
+def test_vit_logits_match(tmp_path, kind):
+    name, options = VITS[kind]
+    theirs = randomize(timm.create_model(name, **SMALL | options))
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    ours = loaded(tmp_path / "model.safetensors")
+    if kind in ("ViT", "distilled DeiT", "DINOv2 giant with registers"):  # a training checkpoint
+        torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, tmp_path / "model.pth")
+        assert_same_logits(loaded(tmp_path / "model.pth"), theirs)
+    # A register and its position are added in float32.
+    for dtype in [torch.float32] if "placed" in kind else TOLERANCE:
+        assert_same_logits(ours, theirs, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("resnetv2_50x1_bit", {}), ("mixer_s32_224", {"img_size": 64})]
+)
+def test_bit_and_mixer_logits_match(tmp_path, name, options):
+    theirs = randomize(timm.create_model(name, num_classes=5, **options))
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    ours = loaded(tmp_path / "model.safetensors")
+    if "bit" in name:
+        assert ours.config == BitConfig(num_classes=5, numerics=NUMERICS["timm"])
+    assert_same_logits(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh", "num_heads": 6}),
+        ("vit_tiny_patch16_224", {"img_size": [32, 80]}),
+        ("vit_tiny_patch16_224", {"img_size": [32, 80], "reg_tokens": 2, "no_embed_class": True}),
+        ("deit3_small_patch16_224", {"img_size": [80, 32]}),
+        ("vit_small_patch14_dinov2", {"img_size": 64}),  # eight pixels fill no patch
+        ("vit_base_patch32_siglip_256", {"embed_dim": 192, "num_heads": 3}),
+    ],
+)
+def test_config_json_determines_what_shapes_do_not(tmp_path, name, options):
+    options = {"img_size": 64, "depth": 2, "num_classes": 5} | options
+    theirs = randomize(timm.create_model(name, **options))
+    timm.models.save_for_hf(theirs, tmp_path, model_args=options, safe_serialization=True)
+    ours = loaded(tmp_path)
+    height, width = theirs.patch_embed.img_size
+    images = torch.randn(2, 3, height, width)
+    seen = images[:, :, : pair(ours.config.image_size)[0], : pair(ours.config.image_size)[1]]
+    with torch.no_grad():
+        assert relative(ours(seen), theirs(images)) <= TOLERANCE[torch.float32]
+    assert ours.metadata.preprocessing.mean == theirs.pretrained_cfg["mean"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_base_patch16_gap_224",
+        "vit_base_patch32_siglip_256",
+        "vit_giantopt_patch16_siglip_256",
+        "vit_large_patch16_siglip_384",
+        "vit_large_patch16_siglip_512",
+        "vit_so150m_patch16_reg4_map_256",
+        "vit_so400m_patch14_siglip_378",
+        "vit_so400m_patch16_siglip_256",
+        "vit_giant_patch14_reg4_dinov2",
+        "vit_gigantic_patch14_224",
+        "vit_huge_patch14_224",
+        "deit3_huge_patch14_224",
+        "deit_base_distilled_patch16_384",
+        "vit_large_r50_s32_384",
+        "flexivit_small",
+    ],
+)
+def test_published_architectures(tmp_path, name):
+    with torch.device("meta"):
+        theirs = timm.create_model(name)
+    timm.models._hub.save_config_for_hf(theirs, tmp_path / "config.json")
+    shapes = {key: tuple(tensor.shape) for key, tensor in theirs.state_dict().items()}
+    entries = {key: LazyTensor(shape, lambda: pytest.fail("read")) for key, shape in shapes.items()}
+    config = timm_format.VIT.infer_config(
+        timm_format.normalize(Checkpoint(entries, read_json(tmp_path / "config.json")))
+    )
+    block = theirs.blocks[0]
+    tanh = type(block.mlp.act).__name__ == "GELUTanh"
+    assert config.heads == block.attn.num_heads
+    assert config.numerics.gelu == ("tanh" if tanh else "exact")
+    assert config.grid == tuple(theirs.patch_embed.grid_size)
+    assert timm_format.POOLS[config.pool] == theirs.global_pool
+    assert sum(p.numel() for p in build(config).parameters()) == pytest.approx(
+        sum(p.numel() for p in theirs.parameters()), abs=config.num_prefix * config.width
+    )
+
+
+def written(config, folder):
+    """Return our model, and timm's after loading the folder we wrote."""
+    model = randomize(build(config, device="cpu"))
+    how = preset("timm", pair(config.image_size), config.channels)
+    names = [f"class {index}" for index in range(config.num_classes)]
+    save(model, folder, "timm", preprocessing=how, class_names=names)
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert theirs.state_dict().keys() == load_file(folder / "model.safetensors").keys()
+    return model, theirs
+
+
+TINY = VitConfig(
+    depth=2, width=24, mlp_width=53, heads=2, patch_size=8, image_size=32, num_classes=5
+).change(numerics="timm")
+HYBRID = {"stem": "resnet", "patch_size": 1, "image_size": 64}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_classes": 0},
+        {"channels": 1},
+        {"channels": 4, "patch_size": (4, 8), "image_size": (24, 48)},
+        {"numerics": "google"},
+        {"pool": "mean", "registers": 3},
+        {"pool": "map", "mlp_width": 31},
+        {"position": "none", "qkv_bias": False},
+        {"distillation": True, "layer_scale": 0.1},
+        {"registers": 4, "layer_scale": 1e-5, "mlp": "swiglu"},
+        {"mlp": "swiglu", "pool": "mean", "mlp_width": 7},
+        HYBRID | {"patch_size": 2},
+        HYBRID | {"resnet_blocks": (2, 2, 2, 2), "channels": 1},
+        HYBRID | {"resnet_blocks": (3, 4, 9), "image_size": (32, 64), "registers": 2},
+        HYBRID | {"resnet_blocks": (3, 4, 6, 3), "pool": "mean"},
+    ],
+    ids=str,
+)
+def test_timm_loads_our_vit_folder(tmp_path, changes):
+    numerics = changes.get("numerics", NUMERICS["timm"])
+    ours, theirs = written(TINY.change(**changes | {"numerics": numerics}), tmp_path)
+    # On small images, GroupNorm over few values loses digits in float32.
+    dtype = torch.float32 if ours.config.stem == "patches" else torch.float64
+    assert_same_logits(ours, theirs, dtype)
+
+
+TIMM = {"image_size": 64, "numerics": NUMERICS["timm"]}
+
+
+MIXER = MixerConfig(depth=8, width=512, tokens_mlp=7, channels_mlp=51, patch_size=32)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BitConfig(blocks=(3, 4), num_classes=5, **TIMM),
+        BitConfig(blocks=(3, 8), width_factor=3, channels=1, **TIMM),
+        BitConfig(blocks=(3, 4, 6), width_factor=2, num_classes=0, **TIMM),
+        BitConfig(blocks=(3, 4, 23, 3), **TIMM),
+        MIXER.change(num_classes=5, **TIMM | {"image_size": (64, 96)}),
+    ],
+    ids=["two stages", "wide and gray", "no head", "R101x1", "Mixer"],
+)
+def test_timm_loads_our_bit_or_mixer_folder(tmp_path, config):
+    ours, theirs = written(config, tmp_path)
+    dtype = torch.float32 if isinstance(config, MixerConfig) else torch.float64
+    assert_same_logits(ours, theirs, dtype)
+
+
+def test_timm_reads_preprocessing_class_names_and_replaces_the_head(tmp_path):
+    _, theirs = written(TINY, tmp_path)
+    how = timm.data.resolve_model_data_config(theirs)
+    expected = preset("timm", (32, 32))
+    assert how["input_size"] == [3, 32, 32]
+    assert (tuple(how["mean"]), tuple(how["std"])) == (expected.mean, expected.std)
+    resize = timm.data.create_transform(**how).transforms[0]
+    assert expected.resize_to == (resize.size, resize.size)
+    assert theirs.pretrained_cfg["label_names"][4] == "class 4"
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2)
+    assert theirs(torch.zeros(1, 3, 32, 32)).shape == (1, 2)
+
+
+VIT_TINY = "vit_tiny_patch16_224"
+CASES = {  # full models: ours, theirs, image size
+    "ViT": ("ViT-Ti/16", VIT_TINY, (224, 224)),
     "hybrid": ("R26+ViT-S/32", "vit_small_r26_s32_224", (224, 224)),
     "BiT": ("BiT-R50x1", "resnetv2_50x1_bit", (161, 192)),
     "Mixer": ("Mixer-S/32", "mixer_s32_224", (224, 224)),
@@ -39,7 +262,7 @@ def test_logits_match(case, dtype):
 @pytest.mark.parametrize("size", [(384, 384), (112, 448), (96, 320)], ids=str)
 def test_logits_match_at_another_image_size(size):
     ours = random_model("ViT-Ti/16", depth=2, numerics="timm")
-    theirs = load(TINY, to_peer(ours, "timm"), depth=2, dynamic_img_size=True)
+    theirs = load(VIT_TINY, to_peer(ours, "timm"), depth=2, dynamic_img_size=True)
     assert difference(ours, theirs, size=size) <= TOLERANCE[torch.float32]
 
 
