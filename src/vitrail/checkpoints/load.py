@@ -163,7 +163,10 @@ def open_reference(
                 configuration(text)
                 hint = ""
             except ConfigError as error:
-                hint = "" if path.suffix in SUFFIXES else f"; {error}"
+                hint = f"; expected a file, a folder or a hub address such as {EXAMPLE}"
+                if "lists them all" not in str(error):  # similar names
+                    hint = f"; {error}"
+                hint *= path.suffix not in SUFFIXES
             raise CheckpointError(f"file not found: {text}{hint}")
         if path.name in WITH_CONFIG and bundle.contains_model(path.parent):
             path = path.parent

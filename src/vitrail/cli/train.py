@@ -204,7 +204,8 @@ def report(result: "Result | SearchResult", command: Train, stopped: str) -> Ite
     if not VERBOSITY.quiet:
         yield ""
         yield "Next:"
-        yield f"  open {result.folder / 'report.html'} in a browser: curves, mistakes, settings"
+        if (page := result.folder / "report.html").exists():  # not if a probe is the result
+            yield f"  open {page} in a browser: curves, mistakes, settings"
         yield f"  vitrail evaluate {result.folder} {command.data}"
         yield f"  vitrail inspect {result.folder}"
         yield f'  vitrail.load("{result.folder}") in Python'

@@ -43,7 +43,7 @@ VARIABLES = {
 REMEDIES = {  # of a disk that is full or not writable
     "runs": "pass --out, or work in {}",
     "features and engines": "set VITRAIL_CACHE to {}",
-    "models of the hub": "set HF_HOME to {}",
+    "Hugging Face models": "set HF_HOME to {}",
     "temporary files": "set TMPDIR to {}",
 }
 CPU_FEATURES = {"AVX2": "avx2", "AVX-512": "avx512_f", "AMX": "amx_tile"}  # torch's names
@@ -174,7 +174,7 @@ def disks() -> Iterator[dict[str, Any]]:
     folders = {
         "runs": Path("runs").absolute(),
         "features and engines": features and features.parent,
-        "models of the hub": cache_dir(),
+        "Hugging Face models": cache_dir(),
         "temporary files": Path(tempfile.gettempdir()),
     }
     for what, path in folders.items():
