@@ -14,7 +14,7 @@ from tiny_searches import FINE, config_of, named, real_run, without_times, writt
 import vitrail
 from tiny_runs import CLASSES, Recorder, equal, weights, write_colors
 from vitrail.cli import main
-from vitrail.cli.train import search_report
+from vitrail.cli.train import Finetune, search_report
 from vitrail.data.datasets import DatasetIndex, ImageDataset, PackedStrings, open_dataset
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -510,7 +510,7 @@ def test_unsupported_settings_and_data_raise(colors, start, tmp_path, monkeypatc
 
 
 def test_report_shows_the_gain_of_each_candidate():
-    lines = list(search_report(make_result(0.912, 0.908, 0.94, 0.936)))
+    lines = list(search_report(make_result(0.912, 0.908, 0.94, 0.936), Finetune(origin="model")))
     assert max(map(len, lines)) <= 80
     message = " ".join(line.strip() for line in lines)
     assert "attention-only    94.0 %  +2.8  3 min 10 s" in "\n".join(lines)
