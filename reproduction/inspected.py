@@ -91,8 +91,8 @@ def figure6(results: Results) -> Report:
             offset = attention.token_offset(model)
             tiles.append(overlay(one.pixels, values, one.box, "heat", offset=offset))
         captions += [f"predicted: {names[int(classes[n])]}" for n in row]
-    random_maps = METHODS["rollout"](faithfulness.randomize(model), images, classes)
-    sanity = faithfulness.rank_correlation(maps["rollout"], random_maps)
+    other = METHODS["rollout"](faithfulness.randomize(model), images, classes)
+    sanity = faithfulness.rank_correlation(maps["rollout"], other)
     texts = {"over_random": interval(random, "+"), "over_center": interval(center, "+")}
     rows = [(name, interval(area)) for name, area in areas.items()]
     rows += [(f"rollout minus {name[5:]}", text) for name, text in texts.items()]
@@ -121,11 +121,8 @@ def distance_study(model: VisionTransformer, images: Tensor) -> tuple[Any, np.nd
     head's, and the distance of that."""
     distance = attention.attention_stats(model, images.split(32)).distance
     pixels = distance.get("patches, renormalized", distance["patches"])
-    down, across = (
-        (torch.arange(count, dtype=torch.float64) - (count - 1) / 2) * step
-        for count, step in zip(model.config.grid, model.config.stride, strict=True)
-    )
-    where = torch.cartesian_prod(down, across)  # (N, 2)
+    axes = zip(model.config.grid, model.config.stride, strict=True)
+    where = torch.cartesian_prod(*(size * torch.arange(n).double() for n, size in axes))  # (N, 2)
     uniform = float(torch.cdist(where, where).mean())
     return pixels, 100 * pixels / uniform, uniform
 
@@ -154,18 +151,13 @@ def span(values: np.ndarray) -> str:
     return f"{values.min():.0f} to {values.max():.0f}"
 
 
-def components_for(explained: np.ndarray) -> int:
-    """Return how many components, largest first, explain enough of the variance."""
-    return int(np.searchsorted(np.cumsum(explained), VARIANCE - 1e-12)) + 1
-
-
 def figure7(results: Results) -> Report:
     model = load_model(results, VIT)
     ((title, similarity),) = position_similarity(model).items()
     _, images = test_pictures(model, results.datasets, DISTANCE_IMAGES)
     both = model, attention.require_attention(faithfulness.randomize(model), "figures")
     explained = [filter_components(one, 10**6)[1] for one in both]
-    few, many = map(components_for, explained)
+    few, many = (int(np.searchsorted(np.cumsum(x), VARIANCE - 1e-12)) + 1 for x in explained)
     (pixels, percent, uniform), (old_pixels, old, _) = (distance_study(one, images) for one in both)
     grid = grid_structure(similarity)
     distances = {"trained": pixels, "at initialization": old_pixels}
@@ -203,7 +195,9 @@ def figure11(results: Results) -> Report:
     ]
     lowest = [float(lower_half(one).min()) for one in percent.values()]
     means = [float(lower_half(one).mean()) for one in percent.values()]
-    values = {"images": len(images), "lowest": lowest, "means": means, "percent": percent}
+    seen = f"{next(iter(results.jobs.values())).images:,}"
+    values = {"images": len(images), "seen": seen, "lowest": lowest, "means": means}
+    values["percent"] = percent
     figures = {"figure11.png": png_bytes(head_plot(distances, DISTANCE, width=540))}
     verdict = verdict_of_locality(*lowest)
     return results.report(verdict, values, rows, head=("layer", *percent), figures=figures)

@@ -78,7 +78,10 @@ class Datasets:
         probe = PROBE["probe"].format(**PROBE, datasets=", ".join(probes))
         names |= {"probe": probe, "measure": f"compared by {probe}", "trained_on": pretrain}
         names |= {"score": f"{PROBE['shots']}-shot accuracy", "shots": PROBE["shots"]}
-        return names | {"batch": f"{PROBE['batch']} with Muon"}
+        return names | {"batch": f"{PROBE['batch']} with Muon", "seeds": PROBE["seeds"]}
+
+    def seeds(self, experiment: str) -> int:
+        return PROBE["seeds"] if self.probes else TEXT[experiment].get("seeds", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +164,9 @@ def grid_jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
     jobs = {}
     for one in TEXT[name].get("runs", ()):
         model = small_model(one["model"], **one.get("change", {}))
-        for seed in one.get("seeds", range(TEXT[name].get("seeds", 0))):
-            jobs[*one["key"], seed] = pretraining(datasets, model, seed, **one.get("train", {}))
+        train = one.get("probe_train" if datasets.probes else "train", one.get("train", {}))
+        for seed in one.get("seeds", range(datasets.seeds(name))):
+            jobs[*one["key"], seed] = pretraining(datasets, model, seed, **train)
     return jobs
 
 
@@ -268,7 +272,8 @@ def shrink(data: str, folder: Path) -> str:
     for name, split in splits.items():
         samples = open_dataset(data, split)
         images = np.empty((len(samples), size, size, 3), np.uint8)
-        for index, sample in enumerate(samples):
+        for index in range(len(samples)):
+            sample = samples[index]
             pixels = decode(sample.data) if isinstance(sample.data, bytes) else sample.data
             image = Image.fromarray(pixels.squeeze()).convert("RGB")
             images[index] = np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))
@@ -317,5 +322,5 @@ def read_result(folder: Path) -> Result | None:
     """Read the result of a finished job."""
     if not (folder / RESULT).exists():
         return None
-    values = read_json(folder / RESULT)
-    return Result(folder, **values | {"config": from_dict(values["config"])})
+    values: dict[str, Any] = read_json(folder / RESULT)
+    return Result(folder=folder, **{**values, "config": from_dict(values["config"])})

@@ -162,7 +162,7 @@ class Results:
         text, figures = TEXT[self.name], dict(figures or {})
         counts = sorted({result.test_images for result in self.jobs.values()})
         tested = {"test_images": " to ".join(f"{count:,}" for count in counts)}
-        context = {**PROTOCOL, **self.datasets.names, **text, **tested, **values}
+        context = {**PROTOCOL, **text, **self.datasets.names, **tested, **values}
 
         def fill(template: str) -> str:
             return template.format_map(context)

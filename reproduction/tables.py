@@ -89,9 +89,8 @@ def measure_weights(
     """Evaluate every model on the test images of every dataset that it is for."""
     published = paper.WITH_ACCURACIES[table]
     known = {target for row in published.values() for target in row}
-    for name in data:
-        if name not in known:
-            raise unknown(f"dataset of {table}", name, known)
+    if wrong := data.keys() - known:
+        raise unknown(f"dataset of {table}", min(wrong), known)
     if "VTAB" in data:
         raise ConfigError("VTAB is a mean of 19 tasks; measure it with `vitrail vtab`")
     if REAL in data and "ImageNet" not in data:

@@ -4,7 +4,7 @@ Every experiment has two functions: its jobs, and its report on their results. G
 experiments.toml, whose braces refer to the values that the report functions pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from vitrail.data.datasets import open_dataset
 from vitrail.planning.flops import cost_of, training_flops
 from vitrail.training.config import ModelSettings
 
-Means = Mapping[Key, Mean]
 FAMILIES = ("ViT", "hybrid", "BiT", "Mixer")
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
 LABELS, MASKED = "labels", "masked patches"
@@ -52,7 +51,7 @@ def figure4_jobs(datasets: Datasets) -> dict[Key, Job]:
 
 def figure3_jobs(datasets: Datasets) -> dict[Key, Job]:
     grid, listed, transfer = TEXT["figure3"], {}, not datasets.probes
-    for seed in range(grid["seeds"]):
+    for seed in range(datasets.seeds("figure3")):
         for name, count, images in subset_sizes(datasets, transfer):
             if name in grid["models"]:
                 model = small_model(name)
@@ -70,8 +69,7 @@ def figure4(results: Results) -> Report:
     flops = {key[0]: cost_of(result.config).forward for key, result in results.jobs.items()}
     compute = ", ".join(f"{name} {value / 1e6:.0f} MFLOPs" for name, value in flops.items())
     values = {"small": small, "large": large, "compute": compute}
-    verdict = parts_verdict([-first, last, last - first])
-    return subset_report(results, verdict, values, means)
+    return subset_report(results, parts_verdict([-first, last, last - first]), values, means)
 
 
 def figure3(results: Results) -> Report:
@@ -93,18 +91,18 @@ def figure3(results: Results) -> Report:
             {**PROTOCOL, **TEXT["figure3"], **results.datasets.names}
         )
         values["score"] = f"accuracy on {results.datasets.names['target']}"
-    verdict = parts_verdict([-first, last, last - first])
-    return subset_report(results, verdict, values, means, published)
+    parts = [-first, last, last - first]
+    return subset_report(results, parts_verdict(parts), values, means, published)
 
 
-def leads_at_ends(means: Means, one: str, other: str) -> list[Mean]:
+def leads_at_ends(means: dict[Key, Mean], one: str, other: str) -> list[Mean]:
     """Return the lead of one model over another with the smallest and with the largest set."""
     counts = sorted({key[1] for key in means})
     return [means[one, count] - means[other, count] for count in (counts[0], counts[-1])]
 
 
 def subset_report(
-    results: Results, verdict: Any, values: Mapping[str, Any], means: Means, *lines: Lines
+    results: Results, verdict: Any, values: dict[str, Any], means: dict[Key, Mean], *lines: Lines
 ) -> Report:
     """Report on means by model and number of images."""
     counts = sorted({key[1] for key in means})

@@ -68,10 +68,12 @@ def test_probed_models_are_compared_by_fewshot_accuracy(name):
         assert (job.start, job.half) == (None, "")
         fewshot = random.Random(0).random()
         results[key] = RESULT._replace(accuracy=0.1, fewshot=fewshot, config=job.config)
+    assert {key[-1] for key in results} == {*range(PROBE["seeds"])}
     if name == "figure3":
         assert max(key[1] for key in results) == 1653  # images of all classes
     result = EXPERIMENTS[name](Results(name, datasets, results))
     assert "closed-form linear probe on 10 images per class of sign-digits" in result.method
+    assert f"({PROBE['seeds']} seeds)" in result.method or name == "figure5"
     assert "{" not in result.method + result.result
     assert not any("{" in cell for table in result.tables for cell in table.head)
 

@@ -567,7 +567,8 @@ def dataset_page(
     facts = {"images": f"{report.images:,}", "classes": f"{len(report.classes):,}"}
     for name, sides in (("width", report.width), ("height", report.height)):
         if sides is not None:
-            facts[name] = f"{sides.least} to {sides.most} (median {sides.median})"
+            more = f" to {sides.most} (median {sides.median})" if sides.most > sides.least else ""
+            facts[name] = f"{sides.least}{more}"
     if report.kinds:
         facts["kinds"] = ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items())
     return render(
