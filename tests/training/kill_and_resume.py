@@ -13,27 +13,35 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 STEPS = 120
 
 
-def command(data: Path, out: Path, *, resume: bool, steps: int = STEPS) -> list[str]:
-    args = [sys.executable, "-m", "vitrail", "train", str(data), "--out", str(out)]
+def command(
+    data: Path, out: Path, *, resume: bool, steps: int = STEPS, base: str = ""
+) -> list[str]:
+    """Return a command that trains, or that fine-tunes `base` with LoRA."""
+    name = "finetune" if base else "train"
+    args = [sys.executable, "-m", "vitrail", name, str(data), "--out", str(out)]
     if resume and (out / "settings.toml").exists():
         return [*args, "--resume"]
-    args += ["--steps", str(steps), "--batch-size", "6", "--optim.kind", "muon"]
+    args += ["--steps", str(steps), "--batch-size", "6"]
     args += ["--optim.learning-rate", "1e-3", "--average", "0.9", "--save-minutes", "0.005"]
+    if base:
+        return [*args, "--from", base, "--lora", "2", "--optim.kind", "adamw"]
+    args += ["--optim.kind", "muon"]
     args += ["--model.name", "ViT-Mu/4", "--model.image-size", "8", "--model.dropout", "0.1"]
     args += ["--image-sizes", "0", "4", "0.5", "8"]
     return [*args, "--mix.mixup", "0.2", "--evaluate-every", "20"]
 
 
-def start(data: Path, out: Path, *, resume: bool, steps: int = STEPS) -> subprocess.Popen[bytes]:
+def start(data: Path, out: Path, **options: Any) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command(data, out, resume=resume, steps=steps),
+        command(data, out, **options),
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -51,7 +59,7 @@ def where(out: Path) -> str:
     return ", ".join(sorted(p.name for p in state.iterdir())) if state.exists() else "no state"
 
 
-def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, list[str]]:
+def kill_and_resume(folder: Path, kills: int, seed: int, base: str = "") -> tuple[int, list[str]]:
     """Return how many kills hit a running process, and which weights differ."""
     import torch
 
@@ -60,11 +68,11 @@ def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, list[str]
 
     data = write_colors(folder / "colors.npz")
     started = time.monotonic()
-    finish(start(data, folder / "alone", resume=False))
+    finish(start(data, folder / "alone", resume=False, base=base))
     whole = time.monotonic() - started
     draw, hits, out = random.Random(seed), 0, folder / "killed-0"
     for number in range(kills):
-        process = start(data, out, resume=True)
+        process = start(data, out, resume=True, base=base)
         try:
             process.wait(timeout=draw.uniform(0.3 * whole, 0.95 * whole))
             if process.returncode != 0:
@@ -80,7 +88,7 @@ def kill_and_resume(folder: Path, kills: int, seed: int) -> tuple[int, list[str]
         finally:
             if process.stderr:
                 process.stderr.close()
-    finish(start(data, out, resume=True))
+    finish(start(data, out, resume=True, base=base))
     expected, different = vitrail.load(folder / "alone").state_dict(), []
     for killed in sorted(folder.glob("killed-*")):
         if not (killed / "config.json").exists():

@@ -22,8 +22,8 @@ OPTIONS += ["--machine.precision", "float32"]  # some CPUs would choose bfloat16
 OPTIONS += ["--mix.cutmix=0", "--optim.clip-norm=1", "--evaluate-every=1", "--average=0.9"]
 
 
-def train(data: Path, out: Path, *more: str, processes: int = 2) -> None:
-    args = ["train", str(data), "--out", str(out), *more]
+def train(data: Path, out: Path, *more: str, processes: int = 2, command: str = "train") -> None:
+    args = [command, str(data), "--out", str(out), *more]
     if processes == 1:
         assert main(args) == 0
         return

@@ -37,7 +37,14 @@ from vitrail.checkpoints.files import (
     weight_files,
 )
 from vitrail.checkpoints.metadata import ASSUMED, Family, Metadata, get_metadata, recognize_family
-from vitrail.checkpoints.rules import Format, NumericsLoss, Table, check_layers, read
+from vitrail.checkpoints.rules import (
+    Format,
+    NumericsLoss,
+    Table,
+    check_layers,
+    meta_state_dict,
+    read,
+)
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.errors import CheckpointError, ConfigError, renamed_keyword, unknown
 from vitrail.models.config import (
@@ -50,7 +57,10 @@ from vitrail.models.config import (
     VitConfig,
     from_dict,
     pair,
+    to_dict,
 )
+from vitrail.models.lora import SUFFIXES as LORA
+from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.pos_embed import POS_EMBEDS, interpolation_matrix
 from vitrail.models.registry import configuration, name_of
 from vitrail.models.vit import Model, VisionTransformer, build
@@ -79,6 +89,9 @@ WRAPPERS = ("module.", "_orig_mod.")  # prefixes of data parallelism and torch.c
 OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats written by vitrail
 WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
 HEADS = ("head", "distillation_head")
+ADAPTER = "vitrail-adapter"  # header key of a LoRA adapter
+TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
+REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
 EXAMPLE = "hf:google/vit-base-patch16-224"
 
 
@@ -95,6 +108,7 @@ def load(
     keep_representation: bool = False,
     numerics: str | Numerics | None = None,
     preprocessing: str | Preprocessing | None = None,
+    adapter: str | PathLike[str] | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Model:
     """Load a trained model in eval mode; `model.metadata` has its preprocessing and class names.
@@ -113,9 +127,12 @@ def load(
         numerics: a name in `NUMERICS` or a value; overrides those of the file's library.
         preprocessing: a preset name or a value; overrides that of the checkpoint. A checkpoint that
             states none gets that of its family, with a warning if the family is unknown.
+        adapter: a LoRA adapter of this model, which is merged into the weights.
         log: called with a line for every change; default: print to standard error.
     """
     model, _, loading_changes, family = open_reference(reference, format=format, heads=heads)
+    if adapter is not None:
+        model, family = merge_adapter(model, Path(adapter)), None
     model, numerics_changes = set_numerics(model, numerics)
     model, changes = adapt(
         model,
@@ -392,6 +409,53 @@ def set_numerics(model: Model, numerics: str | Numerics | None) -> tuple[Model, 
     )
     changed = rebuild(model, new, model.state_dict(), model.metadata)
     return changed, [("numerics", f"{before} -> {after}", "weights unchanged")]
+
+
+def merge_adapter(model: Model, path: Path) -> Model:
+    """Return the model with the low-rank updates, head, image size and metadata of an adapter."""
+    checkpoint = read_file(path)
+    try:
+        header = json.loads(checkpoint.settings[ADAPTER])
+        config, metadata = from_dict(header["model"]), Metadata.from_dict(header)
+        rank, alpha, base = header["rank"], float(header["alpha"]), header["base"]
+    except (LookupError, ValueError, TypeError, RecursionError, ConfigError, CheckpointError):
+        raise CheckpointError(f"{path} is not a LoRA adapter written by vitrail") from None
+    different = CheckpointError(
+        f"{path} adapts {name_of(config)} with other weights, not this {name_of(model.config)}; "
+        "merge it into the model it was trained from"
+    )
+    ours, theirs = (
+        {key: value for key, value in to_dict(c).items() if key not in (*TASK, *REGULARIZATION)}
+        for c in (model.config, config)
+    )
+    if ours != theirs or max(pair(config.image_size)) > 16 * max(pair(model.config.image_size)):
+        raise different
+    template = build(config)
+    add_lora(template, rank, alpha)
+    trained = (*LORA, *(f"{head}.{part}" for head in HEADS for part in ("weight", "bias")))
+    expected = {n: tuple(x.shape) for n, x in template.state_dict().items() if n.endswith(trained)}
+    if expected != {name: tensor.shape for name, tensor in checkpoint.tensors.items()}:
+        raise different
+    model, _ = set_numerics(model, config.numerics)
+    fields = {name: getattr(config, name) for name in TASK[:4] if hasattr(config, name)}
+    fields = {key: value for key, value in fields.items() if value != getattr(model.config, key)}
+    model, _ = adapt(model, **fields)
+    state = dict(model.state_dict())
+    if digest_of_base(state | dict.fromkeys(expected, torch.empty(0))) != base:
+        raise different
+    state |= {name: tensor.read().float() for name, tensor in checkpoint.tensors.items()}
+    merged = merge_lora(state, alpha / rank)
+    if {name: x.shape for name, x in merged.items()} != {
+        name: x.shape for name, x in meta_state_dict(config).items()
+    }:
+        raise different
+    return rebuild(model, config, merged, metadata)
+
+
+def digest_of_base(state: Mapping[str, Tensor]) -> str:
+    """Return a hash of the matrices that the low-rank updates in a state dict are added to."""
+    updated = [f"{name.removesuffix('lora_b')}weight" for name in state if name.endswith("lora_b")]
+    return bundle.digest({name: state[name] for name in updated}, {})
 
 
 @torch.no_grad()

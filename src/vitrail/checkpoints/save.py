@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from vitrail.checkpoints import bundle, google, hub
 from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
 from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.load import (
+    ADAPTER,
+    HEADS,
     OUR_METADATA,
     Reference,
     describe_preprocessing,
+    digest_of_base,
+    merge_adapter,
     open_reference,
     preprocessing_notice,
     set_preprocessing,
@@ -29,6 +34,7 @@ from vitrail.checkpoints.rules import NumericsLoss, unsupported_numerics, unwrap
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, pair, to_dict
+from vitrail.models.lora import SUFFIXES as LORA
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
 
@@ -88,6 +94,22 @@ def save(
     if file.parent == destination:
         for name, values in table.json_files(model.config, metadata).items():
             write_json(destination / name, values)
+
+
+def save_adapter(
+    path: Path,
+    state: Mapping[str, Tensor],
+    model: Model,
+    rank: int,
+    alpha: float,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Write the low-rank updates and heads in `state`, with config and metadata of `model`."""
+    values = replace(get_metadata(model), provenance=provenance).to_dict()
+    header = {"rank": rank, "alpha": alpha, "base": digest_of_base(state)}
+    header |= {"model": to_dict(model.config), **values}
+    tensors = {n: x for n, x in state.items() if n.endswith(LORA) or n.split(".")[0] in HEADS}
+    write_file(path, tensors, {ADAPTER: json.dumps(header)})
 
 
 def list_losses(model: Model, format: str, path: Path) -> list[str]:
@@ -176,12 +198,19 @@ def convert(
     from_format: str | None = None,
     heads: int | None = None,
     preprocessing: str | Preprocessing | None = None,
+    adapter: Path | None = None,
     allow_loss: bool = False,
     dry_run: bool = False,
 ) -> Conversion:
-    """Write the source in another format and verify that it is the same model."""
+    """Write the source in another format and verify that it is the same model.
+
+    `adapter` is a LoRA adapter that is merged into the source first.
+    """
     weights_path(destination, to)  # reject a wrong destination before any work
     model, source_format, changes, family = open_reference(source, format=from_format, heads=heads)
+    if adapter is not None:
+        model, family = merge_adapter(model, adapter), None
+        changes.append(("LoRA", "merged", str(adapter)))
     notice = ""
     if preprocessing is not None:
         set_preprocessing(model, preprocessing)

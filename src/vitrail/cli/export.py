@@ -101,6 +101,8 @@ class Convert:
     heads: int | None = None
     """Number of attention heads, if the checkpoint does not state it."""
     preprocessing: Preset = None
+    adapter: Path | None = None
+    """LoRA adapter of the source (`vitrail finetune --lora`) to merge into its weights."""
     allow_loss: bool = False
     """Drop numerics that the format cannot express. Weights are never dropped."""
     dry_run: bool = False
@@ -115,7 +117,7 @@ class Convert:
             self.destination,
             self.to,
             from_format=self.source_format,
-            **options_of(self, "heads", "preprocessing", "allow_loss", "dry_run"),
+            **options_of(self, "heads", "preprocessing", "adapter", "allow_loss", "dry_run"),
         )
         if done.notice:
             log_stderr(done.notice)

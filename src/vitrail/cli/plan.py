@@ -71,6 +71,7 @@ def report(plan: "TrainingPlan") -> Iterator[str]:
     if plan.accumulate > 1:
         batch += f" in {plan.accumulate} micro-batches of {plan.micro_batch}"
     extras = [request.optimizer, plan.precision, *(["checkpointing"] * request.checkpointing)]
+    extras += [] if request.lora is None else [f"LoRA of rank {request.lora}"]
     where = " per device" if request.devices > 1 else ""
     yield from paragraph(f"Memory{where}: {batch}, {', '.join(extras)}")
     rows = [

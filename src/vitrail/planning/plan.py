@@ -35,6 +35,7 @@ from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError
 from vitrail.formatting import MIB
 from vitrail.models.config import Config, pair
+from vitrail.models.lora import add_lora
 from vitrail.models.registry import configuration, name_of
 from vitrail.models.vit import build
 from vitrail.planning.flops import ACCELERATORS, EXA, PUBLISHED_RUNS, UTILIZATION, Cost, cost_of
@@ -172,6 +173,8 @@ def record_step(
     the step.
     """
     model, recorder, size = build(config), AllocationRecorder(), pair(config.image_size)
+    if settings.lora is not None:
+        add_lora(model, settings.lora)
 
     class NoIndices:
         def tolist(self) -> list[int]:
@@ -191,7 +194,8 @@ def record_step(
             settings=settings, length=8, accumulate=accumulate, stages=((0.0, size[0]),), steps=8
         )
         state = make_state(objective, objective, schedule)
-        for parameter in model.parameters():  # the first step allocates the optimizer's state
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in trained:  # the first step allocates the optimizer's state
             parameter.grad = torch.empty_like(parameter)
         for optimizer in state.optimizers:
             optimizer.step()
@@ -203,7 +207,7 @@ def record_step(
                 recorder.tag((v for v in values.values() if isinstance(v, Tensor)), "optimizer")
         if state.ema is not None:
             recorder.tag(state.ema.values.values(), "average")
-        for parameter in model.parameters():
+        for parameter in trained:
             parameter.register_post_accumulate_grad_hook(
                 lambda p: recorder.tag([p.grad], "gradients")
             )
@@ -233,7 +237,9 @@ def materialize(model: nn.Module) -> None:
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = nn.Parameter(torch.empty(parameter.shape))
+                module._parameters[name] = nn.Parameter(
+                    torch.empty(parameter.shape), requires_grad=parameter.requires_grad
+                )
 
 
 def preprocessing_for(config: Config) -> Preprocessing:
@@ -277,10 +283,10 @@ def step_parts(trace: Trace, request: PlanRequest, config: Config, images: int) 
         parts = trace.at_peak(images)
         if shards > 1 and worth_sharding(config, shape, shards):  # training/cpu_parallel.py
             # Every further shard has its own gradients; with accumulation there is also their sum.
-            parts["copies"] = (shards - (not accumulated)) * trace.total("weights")
+            parts["copies"] = (shards - (not accumulated)) * trace.total("gradients")
         return parts
     if request.strategy == "ddp":  # DDP's gradient buckets
-        return trace.at_peak(images) | {"buckets": trace.total("weights")}
+        return trace.at_peak(images) | {"buckets": trace.total("gradients")}
     share = np.array([1.0 if part == "activations" else 1 / request.devices for part in PARTS])
     if accumulated:  # gradients stay whole until the last micro-batch of a step
         share[PARTS.index("gradients")] = 1.0
@@ -356,6 +362,7 @@ class Plan:
             "micro_batch": self.micro_batch,
             "accumulate": self.accumulate,
             "optimizer": request.optimizer,
+            "lora": request.lora,
             "average": request.average,
             "checkpointing": request.checkpointing,
             "precision": self.precision,
@@ -444,6 +451,8 @@ def make_plan(
     micro_batch = request.micro_batch or request.images_per_device
     if request.micro_batch is None and request.devices == 1:  # as `vitrail train` chooses
         model: Any = build(config)
+        if request.lora is not None:
+            add_lora(model, request.lora)
         if request.checkpointing:
             model.checkpointing = True
         micro_batch //= choose_accumulation(request.settings(), model, device, lambda line: None)
@@ -460,7 +469,7 @@ def make_plan(
         evaluation = sum(whole.values()) + whole["average"] + trace_evaluation(config, evaluated)
     memory = Memory(
         parts=step_parts(trace, request, config, micro_batch),
-        whole={**whole, "gradients": whole["weights"]},
+        whole={**whole, "gradients": trace.total("gradients")},
         evaluation=evaluation,
         process=PROCESS if request.devices == 1 else 0,
         fragmentation_share=FRAGMENTATION if request.devices == 1 else 0.0,

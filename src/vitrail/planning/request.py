@@ -58,6 +58,8 @@ class PlanRequest:
     """Number of classes (default: those of the dataset, or of the model)."""
     optimizer: OptimizerKind = "adamw"
     """As --optim.kind of `vitrail train`."""
+    lora: int | None = None
+    """As --lora of `vitrail finetune`."""
     average: float = 0.0
     """Decay of an exponential moving average (EMA) of the weights; 0: no EMA."""
     checkpointing: bool = False
@@ -96,7 +98,7 @@ class PlanRequest:
                 f"micro_batch={self.micro_batch} does not divide the {share} images of a "
                 f"batch on each device; try micro_batch={fitting}"
             )
-        self.settings()  # checks the average
+        self.settings()  # checks the average and the rank
 
     @property
     def images_per_device(self) -> int:
@@ -109,6 +111,7 @@ class PlanRequest:
             steps=SCHEDULE_STEPS,
             batch_size=self.batch_size,
             average=self.average,
+            lora=self.lora,
             model=ModelSettings(image_size=self.image_size),
             optim=OptimSettings(
                 kind=self.optimizer,

@@ -442,7 +442,7 @@ def search(
         raise ConfigError(
             f"the search runs in one process, and there are {processes}; start it without torchrun"
         )
-    for name in ("objective", "until_accuracy"):
+    for name in ("objective", "until_accuracy", "lora"):
         if (value := getattr(settings, name)) != getattr(Settings(), name):
             raise ConfigError(
                 f"the search compares complete runs of classifiers; leave out {name}={value!r}"

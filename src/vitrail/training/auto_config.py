@@ -28,6 +28,7 @@ from vitrail.training.memory import (
     bytes_per_weight,
     free_bytes,
     largest_divisor,
+    num_trainable,
 )
 from vitrail.training.optim import first_blocks_patterns
 from vitrail.training.schedules import Stages
@@ -50,6 +51,7 @@ LEARNING_RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3
 FINETUNE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
 # AdamW on pre-trained weights: 8e-4 for ViT-Ti, inversely proportional to the width.
 TRANSFER_RATE, TRANSFER_WIDTH, TRANSFER_DECAY = 8e-4, 192, 0.75
+LORA_FACTOR = 5  # of that learning rate, without layer decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +218,8 @@ class AutoConfig:
             )
             settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
             trained = f"the last {start.depth - plan.frozen_blocks} blocks"
-            what = trained if plan.frozen_blocks else "all weights"
+            every = "all weights" if settings.lora is None else "all blocks"
+            what = trained if plan.frozen_blocks else every
             sizes = [str(size) for _, size in plan.image_sizes] or [str(plan.image_size)]
             self.explain(f"fine-tuning {what} at {', then '.join(sizes)} pixels", plan.reason)
             if settings.head_init == "probe" and plan.probe_images is not None:
@@ -255,18 +258,20 @@ class AutoConfig:
     def choose_optimizer(self) -> None:
         settings, start, optim = self.settings, self.start, self.settings.optim
         if optim.kind is None:
-            small = start is None or is_small(start)
+            small = start is None or (is_small(start) and settings.lora is None)
             muon = small and settings.objective == "classify" and not optim.freeze
             optim = replace(optim, kind="muon" if muon else "adamw")
             if muon:
                 self.explain("Muon", "small models reach the same accuracy in half the time")
             elif isinstance(start, VitConfig) and settings.objective == "classify":
                 rate = float(f"{TRANSFER_RATE * TRANSFER_WIDTH / start.width:.2g}")
-                decay = optim.layer_decay or TRANSFER_DECAY
+                decay, of = optim.layer_decay or TRANSFER_DECAY, "pre-trained weights"
+                if settings.lora is not None:
+                    rate, decay, of = LORA_FACTOR * rate, optim.layer_decay or 1.0, "LoRA"
                 optim = replace(optim, learning_rate=optim.learning_rate or rate, layer_decay=decay)
                 self.explain(
                     f"AdamW, learning rate {optim.learning_rate:g}, layer decay {decay:g}",
-                    f"default for pre-trained weights of width {start.width}",
+                    f"default for {of} of width {start.width}",
                 )
         if optim.kind == "muon":
             defaults = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
@@ -280,6 +285,7 @@ class AutoConfig:
             kind = str(optim.kind)
             scratch = LEARNING_RATES.get(kind, 1e-3)
             rate = scratch if start is None else FINETUNE_RATES.get(kind, 2e-4)
+            rate *= 1 if settings.lora is None else LORA_FACTOR
             optim = replace(optim, learning_rate=rate)
             self.explain(f"learning rate {rate:g}", f"default for {optim.kind}")
         if start is None and uses_whitening(settings.model) and not optim.freeze:
@@ -469,7 +475,7 @@ def choose_accumulation(
     per_image = activation_bytes(model, shape)
     shards = choose_shards(model.config, settings, torch.float32, device)
     per_weight = bytes_per_weight(settings) + GRADIENT_BYTES * (shards if shards > 1 else 0)
-    state = per_weight * sum(p.numel() for p in model.parameters())
+    state = per_weight * num_trainable(model)
     available = free_bytes(device)
     free = max(0, available - state)
     short = distributed.broadcast_object(per_image > USABLE * free)
@@ -482,7 +488,7 @@ def choose_accumulation(
         log(
             f"note: {available / 2**30:.1f} GiB of memory are free, and training may need "
             f"{(state + per_image) / 2**30:.1f} GiB; try --optim.kind adafactor, smaller images, "
-            "or --optim.freeze"
+            "--lora or --optim.freeze"
         )
     limit = int(free * USABLE) // max(1, per_image)
     micro = distributed.broadcast_object(largest_divisor(batch, limit))

@@ -259,6 +259,10 @@ class Settings:
     """Classification, or self-supervised masked patch prediction."""
     head_init: HeadInit | None = None
     """Fine-tuning: initialize a new head with a closed-form linear probe, or with zeros."""
+    lora: int | None = None
+    """Fine-tuning: train low-rank updates of this rank (LoRA) and the head; all else is frozen."""
+    lora_alpha: float = 16.0
+    """LoRA: an update is multiplied by lora_alpha / lora."""
     preprocessing: str | None = None
     """Preprocessing preset: google, big_vision, timm, torchvision or transformers."""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -282,6 +286,10 @@ class Settings:
             )
         if self.patience is not None and self.machine.strategy == "fsdp":
             raise ConfigError(f"patience={self.patience} needs whole weights; use ddp, not fsdp")
+        if self.lora is not None and self.lora < 1:
+            raise ConfigError(f"lora={self.lora} must be a rank of 1 or more, such as 8")
+        if not 0 < self.lora_alpha < float("inf"):
+            raise ConfigError(f"lora_alpha={self.lora_alpha} must be a positive number")
         if self.balance is not None and not 0 <= self.balance <= 1:
             raise ConfigError(f"balance={self.balance} must be from 0 to 1")
         if not 0 <= self.average < 1:

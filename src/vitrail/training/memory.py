@@ -76,8 +76,12 @@ def cgroup_free_bytes() -> list[int]:
 
 
 def bytes_per_weight(settings: Settings) -> int:
-    """Return the training state of each weight beside itself: gradient, optimizer, average."""
+    """Return the training state of each trained weight beside itself: gradient, optimizer, average."""
     return 4 + OPTIMIZER_BYTES.get(str(settings.optim.kind), 8) + 4 * bool(settings.average)
+
+
+def num_trainable(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitrail import distributed
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.load import HEADS, load, with_head
+from vitrail.checkpoints.load import HEADS, REGULARIZATION, load, with_head
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.datasets import ImageDataset
 from vitrail.data.preprocessing import Preprocessing, preset
@@ -31,6 +31,7 @@ from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import percent
 from vitrail.models.config import VitConfig, pair
 from vitrail.models.init import whiten
+from vitrail.models.lora import adaptable_layers
 from vitrail.models.patch_embed import ConvStem
 from vitrail.models.vit import Model, VisionTransformer, build, create
 from vitrail.probing.features import features_of
@@ -48,7 +49,6 @@ from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
 from vitrail.training.objectives import log_prior
 
 ADAPTABLE = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
-REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
 PROBE_HEAD = "probe_head.safetensors"  # in the run's folder, until the run is finished
 
 
@@ -132,6 +132,8 @@ def build_model(
             with suppress(DataError):
                 images.append(transform(train[index].data))
         whiten(cast(ConvStem, model.stem), normalize(torch.stack(images), preprocessing))
+    if settings.lora is not None:
+        adaptable_layers(model, settings.lora)  # raises before the head is fitted
     multi_label = train.multi_label and bool(classes)
     model.metadata = Metadata(
         preprocessing=preprocessing, class_names=classes, multi_label=multi_label

@@ -10,6 +10,7 @@ Settings that a file leaves out keep their default, or are chosen from the data.
 wrong types are errors that name the file. A run's folder has its settings in the same format:
 
     model.safetensors, config.json, README.md   the bundle
+    adapter.safetensors                         with LoRA, what was trained
     settings.toml                               the settings, the data and the initialization
     metrics.jsonl, report.html                  training curves, and the final report
     state/                                      the resumable state, until the run is finished
@@ -45,12 +46,13 @@ ALTERNATIVES = (("epochs", "steps"), ("optim.warmup_steps", "optim.warmup"))
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 SETTINGS, METRICS, REPORT = "settings.toml", "metrics.jsonl", "report.html"
-BUNDLE = ("model.safetensors", "config.json", "README.md")
+ADAPTER = "adapter.safetensors"
+BUNDLE = ("model.safetensors", "config.json", "README.md", ADAPTER)
 PROBE_FILES = ("probe.safetensors", "probe_head.safetensors", "ladder.json")
 # Settings that the weights and the order of the data depend on: a resumed run cannot change them.
 FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
 FIXED += ("average", "dev", "masked", "epochs", "steps", "evaluate_every", "loss", "preprocessing")
-FIXED += ("head_init",)
+FIXED += ("head_init", "lora", "lora_alpha")
 CHANGEABLE_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 

@@ -22,13 +22,14 @@ from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.checkpoints.save import save
+from vitrail.checkpoints.save import save, save_adapter
 from vitrail.data.provenance import DataProvenance
 from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent
 from vitrail.models.config import pair
+from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.registry import name_of
 from vitrail.models.vit import build as build_empty
 from vitrail.reports.pages import run_page
@@ -51,7 +52,7 @@ from vitrail.training.loop import (
     seed_micro_batch,
     train_loop,
 )
-from vitrail.training.memory import memory_options
+from vitrail.training.memory import memory_options, num_trainable
 from vitrail.training.model_init import (
     PROBE_HEAD,
     build_model,
@@ -67,6 +68,7 @@ from vitrail.training.objectives import (
 )
 from vitrail.training.optim import freeze
 from vitrail.training.recipes import (
+    ADAPTER,
     REPORT,
     check_same_run,
     clear_run,
@@ -155,6 +157,11 @@ def run(
 ) -> Result:
     """Train a model. `started` is when the time budget began (time.monotonic)."""
     started = time.monotonic() if started is None else started
+    if config.settings.lora is not None and not config.start:
+        raise ConfigError(
+            f"lora={config.settings.lora} adapts a pre-trained model, and none is given; use "
+            "`vitrail finetune` with --from (in Python start=)"
+        )
     device = distributed.init(config.settings.machine.device)
     try:
         if distributed.is_restart() and has_state(config.out):
@@ -219,8 +226,10 @@ class Trainer:
             teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size)
         auto.choose_execution(model.config, device)
         (height, width), train = pair(model.config.image_size), splits.train
-        count = sum(p.numel() for p in model.parameters())
-        callback.log(f"{name_of(model.config)}, {count:,} parameters, {height} x {width} pixels")
+        self.num_parameters = sum(p.numel() for p in model.parameters())  # without LoRA
+        callback.log(
+            f"{name_of(model.config)}, {self.num_parameters:,} parameters, {height} x {width} pixels"
+        )
         callback.log(f"{len(train):,} training images of {len(train.classes):,} classes")
         for reason in auto.reasons:
             callback.log(f"  {reason}")
@@ -236,10 +245,14 @@ class Trainer:
             splits, self.probe = probe_init(model.to(device), splits, auto, callback, resume_from)
         self.model, self.splits = model, splits
         self.settings, self.reasons = settings, auto.reasons
-        schedule = self.make_schedule()
+        if settings.lora is not None:
+            add_lora(model, settings.lora, settings.lora_alpha, seed=settings.seed)
+            trained = f"{num_trainable(model):,} trainable parameters"
+            callback.log(f"  LoRA of rank {settings.lora}: {trained}")
         if frozen := freeze(model, settings.optim.freeze):
-            trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-            callback.log(f"  frozen: {comma_list(frozen)}; {trainable:,} trainable parameters")
+            trained = f"{num_trainable(model):,} trainable parameters"
+            callback.log(f"  frozen: {comma_list(frozen)}; {trained}")
+        schedule = self.make_schedule()
         counts = splits.train.class_counts() if settings.loss.logit_adjustment else None
         objective = make_objective(model, settings, teacher=teacher, class_counts=counts)
         objective.to(device).train()
@@ -560,7 +573,9 @@ class Trainer:
         self.state.ema = evaluator.ema = None
         num_classes = self.model.config.num_classes
         start = load_pretrained(self.config.start, self.settings, num_classes, lambda line: None)
-        set_weights(self.model, start.state_dict() | probe.init)
+        updates = {n: x for n, x in self.model.state_dict().items() if n.endswith(".lora_b")}
+        zeros = {name: torch.zeros_like(update) for name, update in updates.items()}
+        set_weights(self.model, start.state_dict() | zeros | probe.init)
         held_out = evaluator.evaluate(probe.dev)  # before the head is fitted to dev too
         set_weights(self.model, probe.final)
         return {probe.dev: held_out}
@@ -571,18 +586,23 @@ class Trainer:
             weights = distributed.gather_state_dict(self.state.objective)
         if not distributed.is_main():
             return
-        model = build_empty(self.model.config)
-        model.load_state_dict(weights, assign=True)  # already a copy
+        settings, model = self.settings, build_empty(self.model.config)
         model.metadata = self.model.metadata
         provenance: dict[str, object] = {
             **DataProvenance.of(self.config.data, self.splits.train).to_dict(),
             "steps": self.state.step,
             "seconds": round(self.elapsed(), 1),
-            "seed": self.settings.seed,
+            "seed": settings.seed,
         }
         if self.config.start:
             provenance["from"] = self.config.start
         provenance |= {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
+        if settings.lora is not None:
+            provenance["lora"] = settings.lora
+            alpha, path = settings.lora_alpha, self.folder / ADAPTER
+            save_adapter(path, weights, model, settings.lora, alpha, provenance)
+            weights = merge_lora(weights, alpha / settings.lora)
+        model.load_state_dict(weights, assign=True)  # already a copy
         save(model, self.folder, provenance=provenance)
 
     def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
@@ -592,7 +612,7 @@ class Trainer:
             title=self.folder.resolve().name,
             facts={
                 "model": name_of(config),
-                "parameters": f"{sum(p.numel() for p in self.model.parameters()):,}",
+                "parameters": f"{self.num_parameters:,}",
                 "image size": f"{height} x {width} pixels",
                 "data": self.config.data,
                 "training images": f"{len(train):,} of {len(train.classes):,} classes",

@@ -1,0 +1,88 @@
+"""LoRA: trainable low-rank updates of frozen matrices (Hu et al. 2021, arXiv:2106.09685).
+
+A dense layer computes W x + b + alpha / r B A x; W and b are frozen and keep their names, `lora_a`
+(r, in) is random and `lora_b` (out, r) starts at zero. The fused projection of queries, keys and
+values has an update of rank r for each of the three: its B is block-diagonal.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+
+ALPHA = 16.0  # with alpha / r, the best learning rate hardly depends on the rank
+SUFFIXES = ("lora_a", "lora_b")
+TRAINED = ("head.", "distillation_head.")
+
+
+class LoraLinear(nn.Linear):
+    """A frozen dense layer with `parts` low-rank updates, each of an equal share of its outputs."""
+
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float, parts: int, seed: int) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scale = alpha / rank
+        generator, bound = torch.Generator().manual_seed(seed), self.in_features**-0.5
+        a = torch.empty(parts * rank, self.in_features, device="cpu")
+        a = a.uniform_(-bound, bound, generator=generator)  # as nn.Linear
+        self.lora_a = nn.Parameter(a.to(self.weight))
+        self.lora_b = nn.Parameter(self.weight.new_zeros(self.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        update = F.linear(F.linear(x, self.lora_a), self.scale * expand(self.lora_a, self.lora_b))
+        return super().forward(x) + update
+
+
+def expand(a: Tensor, b: Tensor) -> Tensor:
+    """Return B as a matrix (out, parts * r), block-diagonal if A (parts * r, in) has parts."""
+    parts = a.shape[0] // b.shape[1]
+    return torch.block_diag(*b.chunk(parts)) if parts > 1 else b
+
+
+def add_lora(model: nn.Module, rank: int, alpha: float = ALPHA, *, seed: int = 0) -> None:
+    """Freeze a model but its head, and give the dense layers of its blocks low-rank updates."""
+    layers = adaptable_layers(model, rank)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(TRAINED))
+    for number, (name, layer) in enumerate(layers.items()):
+        adapted = LoraLinear(layer, rank, alpha, parts_of(name), seed + number)
+        model.set_submodule(name, adapted.train(layer.training))
+
+
+def adaptable_layers(model: nn.Module, rank: int) -> dict[str, nn.Linear]:
+    """Return the dense layers of a model's blocks; raise if there is none, or for a wrong rank."""
+    layers = {n: m for n, m in model.named_modules() if "blocks." in n and type(m) is nn.Linear}
+    if not layers:
+        raise ConfigError(
+            f"lora={rank} is for the dense layers of Transformer and Mixer blocks, and this "
+            f"{type(model).__name__} has none; leave it out, or use --optim.freeze"
+        )
+    limit = min(
+        layer.weight.numel() // (layer.out_features + parts_of(name) * layer.in_features)
+        for name, layer in layers.items()
+    )
+    if not 1 <= rank <= limit:
+        raise ConfigError(
+            f"lora={rank} must be a rank from 1 to {limit}; with a larger one, the update of a "
+            "layer has more weights than its matrix"
+        )
+    return layers
+
+
+def parts_of(name: str) -> int:
+    return 3 if name.endswith(".qkv") else 1
+
+
+@torch.no_grad()
+def merge_lora(state: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return a state dict of the base model's names, with all updates added; `scale` is alpha / r.
+
+    >>> model.load_state_dict(merge_lora(adapted.state_dict(), 16 / 8))
+    """
+    merged = {name: x for name, x in state.items() if not name.endswith(SUFFIXES)}
+    for name in [name for name in state if name.endswith("lora_b")]:
+        layer = name.removesuffix("lora_b")
+        a, b = state[f"{layer}lora_a"], state[name]
+        merged[f"{layer}weight"] = merged[f"{layer}weight"] + scale * expand(a, b) @ a
+    return merged
