@@ -107,5 +107,5 @@ def test_invalid_ranks_raise(rank):
 
 def test_models_without_blocks_raise():
     model = build(BitConfig(blocks=(1, 1), image_size=32, num_classes=3))
-    with pytest.raises(ConfigError, match="lora=4 is for .* blocks, and this BiT has none"):
+    with pytest.raises(ConfigError, match=r"lora=4 is for .* blocks, and this BiT has none"):
         add_lora(model, 4)

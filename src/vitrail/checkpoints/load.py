@@ -5,7 +5,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
@@ -42,7 +42,6 @@ from vitrail.checkpoints.rules import (
     NumericsLoss,
     Table,
     check_layers,
-    meta_state_dict,
     read,
 )
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
@@ -59,8 +58,7 @@ from vitrail.models.config import (
     pair,
     to_dict,
 )
-from vitrail.models.lora import SUFFIXES as LORA
-from vitrail.models.lora import add_lora, merge_lora
+from vitrail.models.lora import add_lora, is_adapted, merge_lora
 from vitrail.models.pos_embed import POS_EMBEDS, interpolation_matrix
 from vitrail.models.registry import configuration, name_of
 from vitrail.models.vit import Model, VisionTransformer, build
@@ -90,6 +88,7 @@ OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats 
 WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
 HEADS = ("head", "distillation_head")
 ADAPTER = "vitrail-adapter"  # header key of a LoRA adapter
+MAX_RESIZE = 16  # of the image size by an adapter, whose header is untrusted
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
 REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
 EXAMPLE = "hf:google/vit-base-patch16-224"
@@ -417,7 +416,7 @@ def merge_adapter(model: Model, path: Path) -> Model:
     try:
         header = json.loads(checkpoint.settings[ADAPTER])
         config, metadata = from_dict(header["model"]), Metadata.from_dict(header)
-        rank, alpha, base = header["rank"], float(header["alpha"]), header["base"]
+        rank, alpha, base = int(header["rank"]), float(header["alpha"]), header["base"]
     except (LookupError, ValueError, TypeError, RecursionError, ConfigError, CheckpointError):
         raise CheckpointError(f"{path} is not a LoRA adapter written by vitrail") from None
     different = CheckpointError(
@@ -428,33 +427,29 @@ def merge_adapter(model: Model, path: Path) -> Model:
         {key: value for key, value in to_dict(c).items() if key not in (*TASK, *REGULARIZATION)}
         for c in (model.config, config)
     )
-    if ours != theirs or max(pair(config.image_size)) > 16 * max(pair(model.config.image_size)):
+    sizes = [max(pair(c.image_size)) for c in (model.config, config)]
+    if ours != theirs or sizes[1] > MAX_RESIZE * sizes[0]:
         raise different
     template = build(config)
     add_lora(template, rank, alpha)
-    trained = (*LORA, *(f"{head}.{part}" for head in HEADS for part in ("weight", "bias")))
-    expected = {n: tuple(x.shape) for n, x in template.state_dict().items() if n.endswith(trained)}
+    expected = {n: tuple(x.shape) for n, x in template.state_dict().items() if is_adapted(n)}
     if expected != {name: tensor.shape for name, tensor in checkpoint.tensors.items()}:
         raise different
     model, _ = set_numerics(model, config.numerics)
-    fields = {name: getattr(config, name) for name in TASK[:4] if hasattr(config, name)}
-    fields = {key: value for key, value in fields.items() if value != getattr(model.config, key)}
+    fields: dict[str, Any] = {name: getattr(config, name, None) for name in TASK[:4]}
+    fields = {k: v for k, v in fields.items() if v != getattr(model.config, k, None)}
     model, _ = adapt(model, **fields)
     state = dict(model.state_dict())
-    if digest_of_base(state | dict.fromkeys(expected, torch.empty(0))) != base:
+    same = getattr(model.config, "representation", 0) == getattr(config, "representation", 0)
+    if not same or digest_of_base(state, expected) != base:
         raise different
     state |= {name: tensor.read().float() for name, tensor in checkpoint.tensors.items()}
-    merged = merge_lora(state, alpha / rank)
-    if {name: x.shape for name, x in merged.items()} != {
-        name: x.shape for name, x in meta_state_dict(config).items()
-    }:
-        raise different
-    return rebuild(model, config, merged, metadata)
+    return rebuild(model, config, merge_lora(state, alpha / rank), metadata)
 
 
-def digest_of_base(state: Mapping[str, Tensor]) -> str:
-    """Return a hash of the matrices that the low-rank updates in a state dict are added to."""
-    updated = [f"{name.removesuffix('lora_b')}weight" for name in state if name.endswith("lora_b")]
+def digest_of_base(state: Mapping[str, Tensor], names: Iterable[str]) -> str:
+    """Return a hash of the matrices that the low-rank updates among `names` are added to."""
+    updated = [f"{name.removesuffix('lora_b')}weight" for name in names if name.endswith("lora_b")]
     return bundle.digest({name: state[name] for name in updated}, {})
 
 

@@ -18,7 +18,6 @@ from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
 from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.load import (
     ADAPTER,
-    HEADS,
     OUR_METADATA,
     Reference,
     describe_preprocessing,
@@ -34,7 +33,7 @@ from vitrail.checkpoints.rules import NumericsLoss, unsupported_numerics, unwrap
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, pair, to_dict
-from vitrail.models.lora import SUFFIXES as LORA
+from vitrail.models.lora import is_adapted
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
 
@@ -106,9 +105,9 @@ def save_adapter(
 ) -> None:
     """Write the low-rank updates and heads in `state`, with config and metadata of `model`."""
     values = replace(get_metadata(model), provenance=provenance).to_dict()
-    header = {"rank": rank, "alpha": alpha, "base": digest_of_base(state)}
+    header = {"rank": rank, "alpha": alpha, "base": digest_of_base(state, state)}
     header |= {"model": to_dict(model.config), **values}
-    tensors = {n: x for n, x in state.items() if n.endswith(LORA) or n.split(".")[0] in HEADS}
+    tensors = {name: x for name, x in state.items() if is_adapted(name)}
     write_file(path, tensors, {ADAPTER: json.dumps(header)})
 
 

@@ -11,6 +11,7 @@
     resnet.py         the hybrid's ResNet stem, and BiT
     mixer.py          MLP-Mixer
     init.py           weight initialization
+    lora.py           low-rank updates of frozen weights, and their merging
 
 Nothing is imported here, so that `config.py` and `registry.py` stay free of torch.
 """

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 
 ALPHA = 16.0  # with alpha / r, the best learning rate hardly depends on the rank
-SUFFIXES = ("lora_a", "lora_b")
-TRAINED = ("head.", "distillation_head.")
+UPDATES = ("lora_a", "lora_b")
+HEADS = ("head.", "distillation_head.")
 
 
 class LoraLinear(nn.Linear):
@@ -29,9 +29,9 @@ class LoraLinear(nn.Linear):
         self.lora_a = nn.Parameter(a.to(self.weight))
         self.lora_b = nn.Parameter(self.weight.new_zeros(self.out_features, rank))
 
-    def forward(self, x: Tensor) -> Tensor:
-        update = F.linear(F.linear(x, self.lora_a), self.scale * expand(self.lora_a, self.lora_b))
-        return super().forward(x) + update
+    def forward(self, input: Tensor) -> Tensor:
+        b = self.scale * expand(self.lora_a, self.lora_b)
+        return super().forward(input) + F.linear(F.linear(input, self.lora_a), b)
 
 
 def expand(a: Tensor, b: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def add_lora(model: nn.Module, rank: int, alpha: float = ALPHA, *, seed: int = 0
     """Freeze a model but its head, and give the dense layers of its blocks low-rank updates."""
     layers = adaptable_layers(model, rank)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(TRAINED))
+        parameter.requires_grad_(name.startswith(HEADS))
     for number, (name, layer) in enumerate(layers.items()):
         adapted = LoraLinear(layer, rank, alpha, parts_of(name), seed + number)
         model.set_submodule(name, adapted.train(layer.training))
@@ -74,13 +74,18 @@ def parts_of(name: str) -> int:
     return 3 if name.endswith(".qkv") else 1
 
 
+def is_adapted(name: str) -> bool:
+    """Return whether a weight of an adapted model belongs to the adapter: an update or a head."""
+    return name.endswith(UPDATES) or name.startswith(HEADS)
+
+
 @torch.no_grad()
 def merge_lora(state: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Return a state dict of the base model's names, with all updates added; `scale` is alpha / r.
 
     >>> model.load_state_dict(merge_lora(adapted.state_dict(), 16 / 8))
     """
-    merged = {name: x for name, x in state.items() if not name.endswith(SUFFIXES)}
+    merged = {name: x for name, x in state.items() if not name.endswith(UPDATES)}
     for name in [name for name in state if name.endswith("lora_b")]:
         layer = name.removesuffix("lora_b")
         a, b = state[f"{layer}lora_a"], state[name]

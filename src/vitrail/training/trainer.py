@@ -227,9 +227,8 @@ class Trainer:
         auto.choose_execution(model.config, device)
         (height, width), train = pair(model.config.image_size), splits.train
         self.num_parameters = sum(p.numel() for p in model.parameters())  # without LoRA
-        callback.log(
-            f"{name_of(model.config)}, {self.num_parameters:,} parameters, {height} x {width} pixels"
-        )
+        size = f"{self.num_parameters:,} parameters, {height} x {width} pixels"
+        callback.log(f"{name_of(model.config)}, {size}")
         callback.log(f"{len(train):,} training images of {len(train.classes):,} classes")
         for reason in auto.reasons:
             callback.log(f"  {reason}")
