@@ -10,14 +10,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.checkpoints import bundle, google, hub
 from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
-from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.load import (
     ADAPTER,
+    FORMATS,
+    ONE_PREPROCESSING,
     OUR_METADATA,
     Reference,
     describe_preprocessing,
@@ -28,9 +30,9 @@ from vitrail.checkpoints.load import (
     set_preprocessing,
     table_for,
 )
-from vitrail.checkpoints.metadata import get_metadata
+from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.checkpoints.rules import NumericsLoss, unsupported_numerics, unwrap_model, write
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, pair, to_dict
 from vitrail.models.lora import is_adapted
@@ -40,6 +42,8 @@ from vitrail.models.vit import Model
 FOLDERS = ("bundle", "timm", "huggingface")  # formats with settings next to the weights
 OLDER = "google-older"  # vision_transformer's names before 2021
 NUMBERED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
+LIBRARIES = {"google": "vision_transformer", "huggingface": "transformers"}  # others: the format
+ROUNDING = 1.5  # of 255 levels; the resize kernels of the libraries round differently
 TOLERANCE = 1e-6  # relative to the largest logit; equal weights and numerics give equal logits
 
 
@@ -185,6 +189,7 @@ class Conversion(NamedTuple):
     changes: list[str]
     lost: list[str]
     notes: list[str]  # what the target cannot store besides weights and numerics
+    warnings: list[str]  # how the preprocessing differs from that of the source or of the target
     notice: str = ""  # how the preprocessing was determined, if the source does not state it
     difference: float | None = None  # of the logits, relative to the largest; None: not written
 
@@ -210,11 +215,16 @@ def convert(
     if adapter is not None:
         model, family = merge_adapter(model, adapter), None
         changes.append(("LoRA", "merged", str(adapter)))
-    notice = ""
+    notice, stated, warnings = "", get_metadata(model), []
     if preprocessing is not None:
         set_preprocessing(model, preprocessing)
+        if not stated.assumes_preprocessing:
+            warnings += compare_preprocessing(model, stated.preprocessing, str(source), "states")
     else:
         notice = preprocessing_notice(model, family, source)
+    if (theirs := target_preprocessing(model, destination, to)) is not None:
+        library = LIBRARIES.get(table_name(to), to)
+        warnings += compare_preprocessing(model, theirs, library, "prepares images by")
     lost = check_losses(model, to, destination, allow_loss)
     before, after = their_names(model, source_format), their_names(model, to)
     conversion = Conversion(
@@ -225,6 +235,7 @@ def convert(
         [f"{part}: {change} ({detail})" for part, change, detail in changes],
         lost,
         storage_notes(model, destination, to),
+        warnings,
         notice,
     )
     if dry_run:
@@ -278,18 +289,45 @@ def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
 def storage_notes(model: Model, destination: Path, to: str) -> list[str]:
     """Return what the target cannot store besides weights and numerics."""
     metadata = get_metadata(model)
-    folder = destination.suffix not in SUFFIXES
-    if to == "huggingface" and folder:
-        unsupported = unsupported_preprocessing(metadata.preprocessing)
-        return [f"{feature} is replaced by the closest setting" for feature in unsupported]
-    if to == "timm" and folder and not metadata.preprocessing.antialias:
-        return ["timm always resizes with antialiasing; this model's preprocessing does not"]
     if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
         return []
     notes = [f"the file does not store the preprocessing: {describe_preprocessing(model)}"]
     if metadata.class_names:
         notes.append(f"the file does not store the {len(metadata.class_names)} class names")
     return notes
+
+
+def target_preprocessing(model: Model, destination: Path, to: str) -> Preprocessing | None:
+    """Return how the target library prepares images: as in its JSON files, or in its only way."""
+    config, name = model.config, table_name(to)
+    if name in ONE_PREPROCESSING:
+        return preset(FORMATS[name].preprocessing, pair(config.image_size), config.channels)
+    if to == "bundle" or destination.suffix in SUFFIXES:
+        return None
+    files = table_for(config, to).json_files(config, get_metadata(model))
+    stated = FORMATS[to].read_metadata(files["config.json"] | files, config)
+    return None if stated is None else stated.preprocessing
+
+
+def compare_preprocessing(
+    model: Model, theirs: Preprocessing, library: str, verb: str
+) -> list[str]:
+    """Return a line about what differs in preprocessing, measured on a test image, or nothing."""
+    ours, channels = get_metadata(model).preprocessing, model.config.channels
+    height, width = (times * side for times, side in zip((3, 4), ours.size, strict=True))
+    y, x = np.mgrid[:height, :width].astype(np.float64)
+    waves = [np.sin((x**2 + y**2) / (width + 50 * c)) for c in range(channels)]  # finer outwards
+    image = np.rint(127.5 + 127.5 * np.stack(waves, axis=2)).astype(np.uint8)
+    first, second = (Metadata(preprocessing=each).prepare(image) for each in (ours, theirs))
+    levels = 255 * torch.tensor(ours.std)[:, None, None] * (first - second)
+    if (most := float(levels.abs().max())) <= ROUNDING:
+        return []
+    parts = [
+        f"{of(theirs)}, not {of(ours)}"
+        for of in (bundle.describe_resize, bundle.describe_normalization)
+        if of(theirs) != of(ours)
+    ]
+    return [f"{library} {verb} {'; '.join(parts)}: pixels differ by up to {most:.0f} of 255"]
 
 
 def their_names(model: Model, format: str) -> dict[str, list[str]]:

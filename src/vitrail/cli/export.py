@@ -121,6 +121,8 @@ class Convert:
         )
         if done.notice:
             log_stderr(done.notice)
+        for line in done.warnings:
+            log_stderr(f"warning: {line}")
         if self.json:
             print_json(done._asdict() | {"destination": str(self.destination)})
             return
