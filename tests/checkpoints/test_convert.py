@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from vitrail import CheckpointError, load, save
 from vitrail.checkpoints import save as saving
 from vitrail.checkpoints.save import convert, fold
 from vitrail.cli import main
+from vitrail.data.preprocessing import preset
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +54,48 @@ def test_numerics_loss_needs_allow_loss(npz, tmp_path, capsys):
     assert "lost: gelu='tanh'" in out
     assert "note: the file does not store the preprocessing" in out
     assert (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "stated"),
+    [
+        ("google", "huggingface", "24 x 24 (bilinear), not 24 x 24 (bilinear, no antialiasing)"),
+        ("google", "timm", "24 x 24 (bilinear), not 24 x 24 (bilinear, no antialiasing)"),
+        (
+            "big_vision",
+            "huggingface",
+            "(bilinear), center crop 24 x 24, not short side to 27 (area)",
+        ),
+        ("torchvision", "google", "24 x 24 (bilinear, no antialiasing), not short side to 27"),
+        ("torchvision", "google", "mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5), not mean (0.485"),
+        ("google", "google", None),
+        ("google", "bundle", None),
+        ("torchvision", "huggingface", None),
+        ("torchvision", "timm", None),
+        ("big_vision", "timm", "another area filter"),
+    ],
+)
+def test_targets_that_prepare_images_differently_are_warned_about(tmp_path, name, to, stated):
+    model = random_model(VIT.change(image_size=24))
+    save(model, tmp_path / "bundle", preprocessing=preset(name, (24, 24)))
+    out = tmp_path / ("out.npz" if to == "google" else "out")
+    done = convert(tmp_path / "bundle", out, to, dry_run=True, allow_loss=True)
+    assert len(done.warnings) == (stated is not None)
+    library = {"google": "vision_transformer", "huggingface": "transformers"}.get(to, to)
+    for line in done.warnings:
+        assert line.startswith(f"{library} prepares images by ")
+        assert stated in line
+        assert 5 < int(re.search(r"pixels differ by up to (\d+) of 255$", line)[1]) <= 510
+
+
+def test_overriding_stated_preprocessing_is_warned_about(tmp_path, capsys):
+    save(random_model(VIT), tmp_path / "bundle", preprocessing=preset("timm", (8, 8)))
+    command = ["convert", str(tmp_path / "bundle"), str(tmp_path / "out"), "--to", "bundle"]
+    assert main([*command, "--preprocessing", "timm"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main([*command, "--preprocessing", "deit"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {tmp_path / 'bundle'} states mean (0.5, 0.5, 0.5)")
 
 
 def test_allow_loss_never_drops_weights(tmp_path):

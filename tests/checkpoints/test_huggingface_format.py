@@ -13,7 +13,6 @@ from small_models import VIT, as_checkpoint, load_tensors, random_model, same_we
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing, VitConfig
 from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import Checkpoint
-from vitrail.checkpoints.huggingface import unsupported_preprocessing
 from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import preset
 from vitrail.models.config import Numerics
@@ -257,17 +256,7 @@ def metadata_again(metadata, config=THEIRS):
     ids=str,
 )
 def test_preprocessing_round_trip(how):
-    assert unsupported_preprocessing(how) == []
     assert metadata_again(Metadata(preprocessing=how)) == Metadata(preprocessing=how)
-
-
-def test_unsupported_preprocessing():
-    google, big_vision = preset("google", (8, 8)), preset("big_vision", (8, 12))
-    assert unsupported_preprocessing(google) + unsupported_preprocessing(big_vision) == [
-        "antialias=False",
-        "interpolation='area'",
-        "a short side of 9 or 13 pixels",
-    ]
 
 
 def test_class_names_round_trip_without_placeholders():

@@ -3,6 +3,7 @@
 pictures/            flowers, a folder for each class; every fourth is in the wrong one
 photos/              new pictures; thumbs/ and fists/ in it are for teaching
 runs/pictures        a model that was trained on pictures/ for a moment, and its copies
+runs/lora            a run with LoRA from ViT-B_16.npz
 runs/stopped         a run that was interrupted
 taught/              a model that remembers what it was taught
 hub/                 what hf:… stands for: a folder as transformers writes it
@@ -131,6 +132,8 @@ def train_models() -> None:
     for name in COPIES:
         shutil.copytree("runs/pictures", name)
     vitrail.train("pictures/", "runs/stopped", steps=4, callback=Interruption(), **settings)
+    tuned = {"batch_size": 8, "optim": settings["optim"]}
+    vitrail.train("pictures/", "runs/lora", start="ViT-B_16.npz", steps=2, lora=2, **tuned)
     places = {name: f"pictures/{name}" for name in COLORS}
     vitrail.teach("hub", places, "taught", only=True)
 

@@ -445,8 +445,7 @@ def read_metadata(settings: Settings, config: VitConfig) -> Metadata | None:
 
 
 def processor_json(preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return the closest image processor; `unsupported_preprocessing` lists what differs."""
-
+    """Return the closest image processor; `vitrail convert` warns about what differs."""
     before = preprocessing.resize_to or preprocessing.size
     resized, cropped = (
         dict(zip(("height", "width"), size, strict=True)) for size in (before, preprocessing.size)
@@ -467,19 +466,6 @@ def processor_json(preprocessing: Preprocessing) -> dict[str, Any]:
     if short or preprocessing.resize_to is not None:
         settings |= {"do_center_crop": True, "crop_size": cropped}
     return settings
-
-
-def unsupported_preprocessing(preprocessing: Preprocessing) -> list[str]:
-    """Return what preprocessor_config.json cannot express."""
-    height, width = preprocessing.resize_to or preprocessing.size
-    features = {
-        "antialias=False": not preprocessing.antialias,
-        f"interpolation={preprocessing.interpolation!r}": preprocessing.interpolation
-        not in RESAMPLE,
-        f"a short side of {height} or {width} pixels": preprocessing.resize == "short-side"
-        and height != width,
-    }
-    return applicable(features)
 
 
 def read_processor(values: Settings, image_size: tuple[int, int], channels: int) -> Preprocessing:

@@ -30,9 +30,10 @@ from vitrail.checkpoints.load import (
     set_preprocessing,
     table_for,
 )
-from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.rules import NumericsLoss, unsupported_numerics, unwrap_model, write
 from vitrail.data.preprocessing import Preprocessing, preset
+from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import CheckpointError
 from vitrail.models.config import NUMERICS, pair, to_dict
 from vitrail.models.lora import is_adapted
@@ -309,17 +310,15 @@ def target_preprocessing(model: Model, destination: Path, to: str) -> Preprocess
     return None if stated is None else stated.preprocessing
 
 
-def compare_preprocessing(
-    model: Model, theirs: Preprocessing, library: str, verb: str
-) -> list[str]:
+def compare_preprocessing(model: Model, theirs: Preprocessing, owner: str, verb: str) -> list[str]:
     """Return a line about what differs in preprocessing, measured on a test image, or nothing."""
     ours, channels = get_metadata(model).preprocessing, model.config.channels
-    height, width = (times * side for times, side in zip((3, 4), ours.size, strict=True))
-    y, x = np.mgrid[:height, :width].astype(np.float64)
-    waves = [np.sin((x**2 + y**2) / (width + 50 * c)) for c in range(channels)]  # finer outwards
-    image = np.rint(127.5 + 127.5 * np.stack(waves, axis=2)).astype(np.uint8)
-    first, second = (Metadata(preprocessing=each).prepare(image) for each in (ours, theirs))
-    levels = 255 * torch.tensor(ours.std)[:, None, None] * (first - second)
+    image = zone_plate(3 * ours.size[0], 4 * ours.size[1], channels)
+    backend: Backend = "pillow" if owner == "timm" else "torch"
+    first = EvalTransform(preprocessing=ours, channels=channels)(image)
+    second = EvalTransform(preprocessing=theirs, channels=channels, backend=backend)(image)
+    difference = normalize(first[None], ours) - normalize(second[None], theirs)
+    levels = 255 * torch.tensor(ours.std)[:, None, None] * difference
     if (most := float(levels.abs().max())) <= ROUNDING:
         return []
     parts = [
@@ -327,7 +326,15 @@ def compare_preprocessing(
         for of in (bundle.describe_resize, bundle.describe_normalization)
         if of(theirs) != of(ours)
     ]
-    return [f"{library} {verb} {'; '.join(parts)}: pixels differ by up to {most:.0f} of 255"]
+    what = "; ".join(parts) or f"another {ours.interpolation} filter"
+    return [f"{owner} {verb} {what}: pixels differ by up to {most:.0f} of 255"]
+
+
+def zone_plate(height: int, width: int, channels: int) -> np.ndarray:
+    """Return an image (H, W, C) of waves of all lengths, on which no two filters agree."""
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin((x**2 + y**2) / (width + 50 * c)) for c in range(channels)]
+    return np.rint(127.5 + 127.5 * np.stack(waves, axis=2)).astype(np.uint8)
 
 
 def their_names(model: Model, format: str) -> dict[str, list[str]]:
