@@ -25,6 +25,7 @@ CONFIGS = {
         qk_norm=True, pool="mean", position="relative", position_place="every-layer"
     ),
     "attention pooling": VIT.change(pool="map"),
+    "axial": VIT.change(attention="axial", pool="mean"),
     "distillation": VIT.change(distillation=True),
     "Mixer": MIXER,
 }

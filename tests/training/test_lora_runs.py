@@ -185,7 +185,7 @@ def test_automatic_settings(colors, start, tmp_path):
     settings, _, _ = read_run(tmp_path / "run")
     assert (settings.optim.kind, settings.optim.layer_decay) == ("adamw", 1.0)
     assert settings.head_init == "zeros"  # the classes are those of the start
-    rate = f"AdamW, learning rate {settings.optim.learning_rate:g}, layer decay 1: usual for LoRA"
+    rate = f"AdamW, learning rate {settings.optim.learning_rate:g}, layer decay 1: default for LoRA"
     assert any(rate in line for line in recorder.lines)
 
 
