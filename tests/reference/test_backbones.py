@@ -176,6 +176,9 @@ def test_transformers_models_round_trip(kind, tmp_path):
     ours = load(tmp_path / "theirs", log=lambda line: None)
     check_equal(ours, theirs)
     save(ours, tmp_path / "ours", "huggingface")
+    reread = load(tmp_path / "ours")
+    assert reread.config == ours.config
+    assert all(map(torch.equal, reread.state_dict().values(), ours.state_dict().values()))
     written = "AutoModelForImageClassification" if ours.config.num_classes else "AutoModel"
     options = {}
     if ours.config.num_classes == 0 and KINDS[kind][2] in ("vit", "deit", "ijepa"):
