@@ -131,6 +131,7 @@ def test_names():
         config = configuration(name.lower())
         assert name_of(config.change(num_classes=7)) == name
     assert name_of(configuration("Axial-ViT-B/16").change(attention="global")) != "Axial-ViT-B/16"
+    assert name_of(AXIAL) == "axial ViT of 2 blocks and width 16"
     unnamed = configuration("AxialResNet-50x1").change(blocks=(1, 1))
     assert name_of(unnamed) == "AxialResNet of 2 units, 1 times as wide"
 

@@ -119,7 +119,8 @@ def name_of(config: Config) -> str:
     match config:
         case VitConfig():
             kind = {"patches": "ViT", "conv": "ViT with a convolutional stem", "resnet": "hybrid"}
-            return f"{kind[config.stem]} of {config.depth} blocks and width {config.width}"
+            axial = "axial " if config.attention == "axial" else ""
+            return f"{axial}{kind[config.stem]} of {config.depth} blocks and width {config.width}"
         case BitConfig():
             kind = {"conv": "BiT", "axial": "AxialResNet"}[config.unit]
             return f"{kind} of {sum(config.blocks)} units, {config.width_factor} times as wide"
