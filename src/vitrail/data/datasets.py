@@ -231,6 +231,9 @@ class ImageDataset:
         label = label if isinstance(label, tuple) else int(label)
         return Sample(self.index.store.read(row), label, self.index.names[row])
 
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
     def name(self, index: int, /) -> str:
         return self.index.names[self.row(index)]
 
