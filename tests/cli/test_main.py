@@ -275,6 +275,7 @@ def test_models_are_listed_with_their_sizes(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["parameters"]) for row in rows] == [
         ("ViT-B/16", 86_567_656),
+        ("Axial-ViT-B/16", 171_620_584),
         ("R50+ViT-B/16", 98_659_112),
     ]
     assert main(["models", "--like", "mixer-b"]) == 0
@@ -303,19 +304,18 @@ def test_export_reports_the_difference_and_both_accuracies(tmp_path, monkeypatch
     assert values["cost"].keys() >= {"accuracy", "int8_accuracy", "data"}
 
 
-def test_demo_trains_and_draws(tmp_path, capsys):
-    for _ in range(2):  # the second replaces the first
-        assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.01"]) == 0
-    assert (tmp_path / "demo" / "attention.png").stat().st_size > 1000
-    assert re.search(r"^test accuracy \d+\.\d % \(n=409, ", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_a_stopped_demo_is_status_130(tmp_path, monkeypatch, capsys):
+def test_demo_trains_and_draws_and_is_status_130_if_stopped(tmp_path, monkeypatch, capsys):
     from vitrail.training import trainer
 
+    words = ["demo", "--out", str(tmp_path / "demo")]
+    assert main([*words, "--minutes", "0.01"]) == 0
+    assert (tmp_path / "demo" / "attention.png").stat().st_size > 1000
+    assert re.search(r"^test accuracy \d+\.\d % \(n=409, ", capsys.readouterr().out, re.MULTILINE)
+    configs = []
     result = trainer.Result(folder=tmp_path, step=1, seconds=1.0, finished=False)
-    monkeypatch.setattr(trainer, "run", lambda *_, **__: result)
-    assert main(["demo", "--out", str(tmp_path / "demo"), "--quiet"]) == 130
+    monkeypatch.setattr(trainer, "run", lambda config, *_, **__: configs.append(config) or result)
+    assert main([*words, "--quiet"]) == 130
+    assert configs[0].overwrite  # the second demo replaces the first
     assert capsys.readouterr().out.startswith("stopped; ")
 
 
