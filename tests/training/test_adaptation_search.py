@@ -12,10 +12,11 @@ from PIL import Image
 from tiny_searches import FINE, config_of, named, real_run, without_times, written
 
 import vitrail
-from tiny_runs import CLASSES, Recorder, equal, weights, write_colors
+from tiny_runs import CLASSES, SETTINGS, Recorder, equal, weights, write_colors
 from vitrail.cli import main
 from vitrail.cli.train import Finetune, search_report
 from vitrail.data.datasets import DatasetIndex, ImageDataset, PackedStrings, open_dataset
+from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.vit import create
@@ -33,6 +34,7 @@ from vitrail.training.adapt import (
     open_search,
     search,
 )
+from vitrail.training.auto_config import STRENGTHS
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import OptimSettings, RunConfig
 from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
@@ -79,6 +81,30 @@ def test_result_file_lists_every_trial(colors, start, tmp_path, quick):
     assert trials == [(2e-4, 0.5), (6e-5, 0.0), (6e-4, 0.75)]
     assert attention["trials"][0].keys() == {"learning_rate", "accuracy", "steps", "problem"}
     assert full["gain"] == -0.75
+
+
+def test_search_from_scratch_compares_learning_rates_then_augmentation(colors, tmp_path, quick):
+    runs = quick({("default-augmentation", 3e-4): 0.5, "strong-augmentation": 0.75})
+    options = {"model": SETTINGS.model, "augment": Augmentation(), "mix": Mixing()}
+    result = search(config_of(colors, tmp_path / "out", "", **options))
+    assert [c.name for c in result.candidates] == [*STRENGTHS]
+    rates = [config.settings.optim.learning_rate for config in runs.configs]
+    assert rates == [1e-3, 3e-4, 3e-3, 3e-4, 3e-4]  # the best is used with other augmentations
+    light, strong = (config.settings for config in runs.configs[3:])
+    assert (light.augment.padding, light.mix.cutmix) == (1, 0.0)
+    assert (strong.augment.policy, strong.mix.cutmix) == ("trivial", None)
+    settings = read_run(tmp_path / "out")[0]
+    assert (settings.augment.policy, settings.optim.learning_rate) == ("trivial", 3e-4)
+    assert result.outcomes.keys() == {"test"}
+    options["augment"] = Augmentation(crop="whole")  # the user's, which is not changed
+    search(config_of(colors, tmp_path / "given", "", **options))
+    assert [config.settings.augment.crop for config in runs.configs[5:]] == ["whole"] * 3
+
+
+def test_search_without_a_successful_trial_is_an_error(colors, tmp_path, quick):
+    quick(steps=1)
+    with pytest.raises(TrainingError, match="no trial was successful: only one step"):
+        search(config_of(colors, tmp_path / "out", "", model=SETTINGS.model, minutes=5, steps=None))
 
 
 # Choice
@@ -499,7 +525,8 @@ def test_unsupported_settings_and_data_raise(colors, start, tmp_path, monkeypatc
     for data, changes, message in [
         (colors, {"objective": "masked-patches"}, "leave out objective='masked-patches'"),
         (colors, {"until_accuracy": 0.9}, "leave out until_accuracy=0.9"),
-        (csv, {"batch_size": None}, "several labels each, and probes need one"),
+        (colors, {"patience": 3}, "leave out patience=3"),
+        (csv, {"batch_size": None}, "several labels each, and the search"),
         (few, {"batch_size": None}, "6 training images, too few to hold some out"),
     ]:
         with pytest.raises((ConfigError, DataError), match=message):

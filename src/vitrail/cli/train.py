@@ -61,6 +61,9 @@ class Train(DataOptions):
     """Print the settings as a recipe, without training."""
     json: bool = False
     """Print one JSON object at the end; progress goes to standard error."""
+    search: bool = False
+    """Compare short runs on held-out images, and train with the best settings: learning rate and
+    augmentation or, when fine-tuning, learning rate and how much to train."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
 
     @classmethod
@@ -81,6 +84,10 @@ class Train(DataOptions):
         if self.print_settings:
             print(to_toml(self.settings), end="")
             return 0
+        if self.search and self.resume:
+            raise ConfigError(
+                "--search cannot be resumed; omit --search to resume its final run, or --resume"
+            )
         if self.resume:  # options may change how a run continues, but not what it computes
             if self.out is None:
                 raise ConfigError("--resume needs --out with the folder of the run")
@@ -121,6 +128,19 @@ class Train(DataOptions):
         from vitrail.cli.live import Live
         from vitrail.training.trainer import run
 
+        if self.search:
+            from vitrail.training.adapt import search
+
+            rate = self.settings.optim.learning_rate
+            if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
+                rate = None  # the recipe's, not the user's: try others too
+            with Live(stderr=self.json) as live:
+                found = search(config, live, rate=rate, started=START_TIME)
+            if self.json:
+                print_json(found.to_dict())
+            else:
+                print_lines(search_report(found, self))
+            return found.finished
         with Live(stderr=self.json) as live:
             result = run(config, live, started=START_TIME)
         if self.json:
@@ -143,33 +163,6 @@ class Finetune(Train):
 
     origin: Annotated[str, tyro.conf.arg(name="from")] = ""
     """The pre-trained model: a bundle, a weights file, or hf:owner/name."""
-    search: bool = False
-    """Compare a linear probe, head-only, attention-only and full fine-tuning with several learning
-    rates on held-out images, and keep the best. --resume applies to its final run."""
-
-    def run(self) -> int:
-        if self.search and self.resume:
-            raise ConfigError(
-                "--search cannot be resumed; omit --search to resume its final run, or --resume"
-            )
-        return super().run()
-
-    def fit(self, config: RunConfig) -> bool:
-        if not self.search:
-            return super().fit(config)
-        from vitrail.cli.live import Live
-        from vitrail.training.adapt import search
-
-        rate = self.settings.optim.learning_rate
-        if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
-            rate = None  # the recipe's, not the user's: try others too
-        with Live(stderr=self.json) as live:
-            result = search(config, live, rate=rate, started=START_TIME)
-        if self.json:
-            print_json(result.to_dict())
-        else:
-            print_lines(search_report(result, self))
-        return result.finished
 
     @property
     def start(self) -> str:

@@ -1,9 +1,10 @@
-"""Adaptation search: how much of a pre-trained model to train, chosen on held-out images.
+"""Search: how much of a pre-trained model to train, or how to train one from scratch.
 
     few-shot probe     ridge regression on frozen features, with an l2
     linear head        logistic regression on the same features, with a weight decay
     attention-only     fine-tuning of attention and head (Touvron et al. 2022), with a learning rate
     full fine-tuning   the same, of all weights
+    ... augmentation   from scratch: default, light or strong, with a learning rate
 
 A candidate is one of these methods with a grid for its setting. `Search` fits each value to part of
 the training images, compares them on the rest (dev), and fits the best, the first in a tie, to all.
@@ -32,7 +33,7 @@ from vitrail.checkpoints.load import load, with_head
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.datasets import ImageDataset
-from vitrail.data.preprocessing import Augmentation
+from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.data.provenance import DataProvenance, fingerprint
 from vitrail.data.storage import write_atomic
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
@@ -46,6 +47,7 @@ from vitrail.probing.fewshot import accuracy_of
 from vitrail.probing.probes import DECAY, fit_logistic
 from vitrail.probing.ridge import L2_GRID, fit, fit_path
 from vitrail.probing.teach import ProbeMemory, fit_head, saving_memory
+from vitrail.training.auto_config import STRENGTHS
 from vitrail.training.budget import END_SECONDS, feature_seconds
 from vitrail.training.callbacks import Callback, TrialCallback, read_rows, to_line
 from vitrail.training.checkpoint import has_state, lock_folder
@@ -156,16 +158,18 @@ class Search:
         return replace(together[0], values=values, labels=labels)
 
     def compare(
-        self, grids: Mapping[str, Sequence[float]], trial: Callable[..., Trial] | None = None
+        self, grids: Mapping[str, Sequence[float] | None], trial: Callable[..., Trial] | None = None
     ) -> tuple[Candidate, ...]:
         """Evaluate methods on dev with each value of a grid; an empty grid stands for the default.
 
-        `trial` replaces the method of that name.
+        None stands for the best value of the first grid. `trial` replaces the method of that name.
         """
-        trial = trial or self.trial
+        trial, counts = trial or self.trial, [1 if g is None else len(g) for g in grids.values()]
         candidates, reserve = [], None
         for index, (name, grid) in enumerate(grids.items()):
             started, trials, problem = time.monotonic(), [], ""
+            if grid is None:
+                grid = () if candidates[0].value is None else (candidates[0].value,)
             if name in PROBES:
                 trials = [trial(name, value) for value in grid or (None,)]
                 self.log(
@@ -177,7 +181,8 @@ class Search:
                 self.model.to("cpu")  # the device is for the runs now
                 free = self.free()
                 reserve = FINAL_FRACTION * max(0.0, free) if reserve is None else reserve
-                seconds = (free - reserve) / (len(grids) - index) if free < math.inf else free
+                share = counts[index] / sum(counts[index:])
+                seconds = share * (free - reserve) if free < math.inf else free
                 affordable = min(len(grid), seconds / (MIN_TRIAL * self.shortest))
                 count = max(int(seconds >= self.shortest), int(affordable))
                 for number, rate in enumerate(grid):
@@ -272,7 +277,9 @@ class Search:
             muon_rate = optim.muon_learning_rate * rate / optim.learning_rate
             optim = replace(optim, muon_learning_rate=muon_rate)
         optim = replace(optim, learning_rate=rate, freeze=(*optim.freeze, *frozen))
-        settings = replace(settings, optim=optim)
+        augment, mix = STRENGTHS.get(name, ({}, {}))
+        augment, mix = replace(settings.augment, **augment), replace(settings.mix, **mix)
+        settings = replace(settings, optim=optim, augment=augment, mix=mix)
         if math.isinf(seconds):
             return settings
         return replace(settings, minutes=seconds / 60, epochs=None, steps=None)
@@ -293,7 +300,8 @@ class Search:
         dev = subsample(self.parts["dev"], affordable // 2)
         fit = subsample(self.fit, affordable - len(dev))
         self.shortest += each * len(dev)  # each run is evaluated on them
-        for text, name, few in (("probes use", "fit", fit), ("dev has", "dev", dev)):
+        parts = [("probes use", "fit", fit), ("dev has", "dev", dev)]
+        for text, name, few in parts if self.config.start else parts[1:]:
             many, self.parts[name] = len(self.parts[name]), few
             if len(few) < many:
                 self.log(f"{text} {len(few):,} of {many:,} images to fit the time budget")
@@ -442,7 +450,7 @@ def search(
         raise ConfigError(
             f"the search runs in one process, and there are {processes}; start it without torchrun"
         )
-    for name in ("objective", "until_accuracy", "lora"):
+    for name in ("objective", "until_accuracy", "lora", "patience"):
         if (value := getattr(settings, name)) != getattr(Settings(), name):
             raise ConfigError(
                 f"the search compares complete runs of classifiers; leave out {name}={value!r}"
@@ -461,6 +469,10 @@ def search(
             searching = open_search(config, callback or Callback(), started, settings.dev)
             rates = learning_rates(searching.settings) if rate is None else (rate,)
             grids = {PROBE: (), LINEAR: (), ATTENTION: rates, FULL: rates}
+            if not config.start:
+                fixed = (settings.augment, settings.mix) != (Augmentation(), Mixing())
+                default, *others = STRENGTHS
+                grids = {default: rates} | dict.fromkeys(() if fixed else others)
             result = SearchResult(
                 folder=config.out,
                 data=config.data,
@@ -470,6 +482,8 @@ def search(
                 candidates=searching.compare(grids),
             )
             chosen = result.chosen
+            if chosen.accuracy is None:
+                raise TrainingError(f"no trial was successful: {chosen.problem}; allow more time")
             searching.log(f"chosen: {chosen.name}")
             if chosen.name in PROBES:
                 outcomes = searching.refit_probe(chosen.name)
@@ -490,8 +504,8 @@ def open_search(
     splits = open_splits(config.data, config.settings)
     if splits.train.multi_label:
         raise DataError(
-            f"the images of {config.data} have several labels each, and probes need one; "
-            "fine-tune without --search"
+            f"the images of {config.data} have several labels each, and the search compares "
+            "accuracy on one; leave out --search"
         )
     others = (note for samples in splits.held_out.values() for note in samples.notes)
     for note in dict.fromkeys((*splits.notes, *others)):
@@ -575,15 +589,9 @@ class Benchmark:
                         log(f"  note: {note}")
                     scores = [self.score(task, seed) for seed in range(seeds)]
                     accuracies = [score["accuracy"] for score in scores]
-                    results.append(
-                        {
-                            **task.keys,
-                            "classes": len(task.train.classes),
-                            "accuracy": fmean(accuracies),
-                            "deviation": stdev(accuracies) if seeds > 1 else None,
-                            "scores": scores,
-                        }
-                    )
+                    deviation = stdev(accuracies) if seeds > 1 else None
+                    row = {"classes": len(task.train.classes), "accuracy": fmean(accuracies)}
+                    results.append(task.keys | row | {"deviation": deviation, "scores": scores})
             except KeyboardInterrupt:
                 log("stopped; run the same command to continue")
                 raise
@@ -625,9 +633,7 @@ class Benchmark:
         splits = DataSplits(reference=config.data, train=train, held_out={"test": task.test})
         search = Search(config, settings, self.model, splits, fit, dev, self.callback)
         search.failures = (TrainingError,)
-        digests = [
-            [fingerprint(part) for part in parts] for parts in ((fit, dev), (train, task.test))
-        ]
+        digests = [list(map(fingerprint, x)) for x in ((fit, dev), (train, task.test))]
 
         def trial(_: str, value: float, seconds: float = math.inf, *, test: bool = False) -> Trial:
             """Return the recorded trial, or run and record it; one that diverges counts as 0 %."""
@@ -673,14 +679,8 @@ class Benchmark:
         log(f"  {result}, {setting} {chosen:g}, seed {seed}{cached}")
         if final.images < len(task.test):
             log(f"  note: {len(task.test) - final.images:,} test images could not be read")
-        return {
-            "seed": seed,
-            "setting": chosen,
-            "accuracy": final.accuracy,
-            "learned": len(train),
-            "judged": final.images,
-            "choices": choices,
-        }
+        values = {"seed": seed, "setting": chosen, "accuracy": final.accuracy}
+        return values | {"learned": len(train), "judged": final.images, "choices": choices}
 
     def settings(self, seed: int = 0, *, augment: bool = True) -> Settings:
         """Return the paper's settings with the changes of the benchmark."""

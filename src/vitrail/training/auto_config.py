@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -354,6 +355,14 @@ def is_small(start: Config) -> bool:
 def uses_whitening(model: ModelSettings) -> bool:
     """Return whether the first convolution is initialized with whitening filters."""
     return model.init == "quick" and model.stem == "conv"
+
+
+# What `vitrail train --search` compares: changes of augmentation and mixing.
+STRENGTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "default augmentation": ({}, {}),
+    "light augmentation": ({"crop_area": (0.7, 1.0), "padding": 1}, {"mixup": 0.0, "cutmix": 0.0}),
+    "strong augmentation": ({"policy": "trivial", "erasing": 0.25}, {}),
+}
 
 
 def choose_augmentation(
