@@ -1,6 +1,6 @@
-"""The numbers of docs/reliability.md: coverage, risk control, label errors, comparisons.
+"""The numbers of docs/reliability.md: coverage, risk control, label errors, outliers, comparisons.
 
-    python benchmarks/reliability.py coverage labels compare --data DATA --weights deit-ti16
+    python benchmarks/reliability.py coverage labels outliers compare --data DATA --weights deit
 
 DATA has flowers5_160.tar, sign_digits_100.tar and fashion_mnist.npz. Features are computed once, by
 the given model (Fashion-MNIST: pixels), and kept in --cache. With cleanlab installed, `labels` also
@@ -32,7 +32,12 @@ from vitrail.evaluation.conformal import (
 )
 from vitrail.probing import ridge
 from vitrail.probing.features import features_of
-from vitrail.probing.label_errors import confident_learning, out_of_fold
+from vitrail.probing.label_errors import (
+    OUTLIERS,
+    class_distances,
+    confident_learning,
+    out_of_fold,
+)
 
 FILES = {"flowers5": "flowers5_160.tar", "digits": "sign_digits_100.tar"}
 RESPLITS = 1000
@@ -168,6 +173,21 @@ def peer(x: np.ndarray, noisy: np.ndarray, flipped: np.ndarray) -> str:
     return f"cleanlab: {scores(issues, -rank.get_label_quality_scores(noisy, p), flipped)}"
 
 
+def outliers(options: argparse.Namespace) -> None:
+    """Share of images of another dataset, labeled at random, that are listed as outliers."""
+    for name, other in (FILES, reversed(FILES)):
+        (x, y, *_), (guests, *_) = features(name, options), features(other, options)
+        for count in (1, 5, 20):
+            found = []
+            for seed in range(20):
+                rng = np.random.default_rng(seed)
+                values = np.concatenate([x, rng.permutation(guests)[:count]])
+                labels = np.concatenate([y, rng.integers(0, y.max() + 1, count)])
+                order = np.argsort(-class_distances(values, labels))
+                found.append((order[: round(OUTLIERS * len(order))] >= len(x)).sum() / count)
+            print(f"{count} images of {other} in {name}: {100 * np.mean(found):.0f} % listed")
+
+
 def compare(options: argparse.Namespace) -> None:
     """Small networks of 40 seeds, and the same with 2 % of the answers made wrong."""
     arrays = np.load(options.data / "fashion_mnist.npz")
@@ -212,7 +232,7 @@ def compare(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=("coverage", "labels", "compare"))
+    parser.add_argument("parts", nargs="+", choices=("coverage", "labels", "outliers", "compare"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", default="")
     parser.add_argument("--cache", type=Path, default=Path("."))

@@ -36,7 +36,7 @@ SIDES = (40, 48)
 SMALL: dict[str, Any] = {"depth": 1, "width": 32, "mlp_width": 64, "heads": 2}
 TASK: dict[str, Any] = {"image_size": 32, "num_classes": 3}
 BUILTIN = "builtin:sign-digits"
-COPIES = ("runs/masked", "runs/flowers5", "runs/flowers", "runs/calibrated", "fashion", "signs")
+COPIES = ("runs/masked", "runs/flowers5", "runs/calibrated", "fashion", "signs")
 SHOWN = {"birds.toml": "docs/recipes.md", "tasks.toml": "docs/vtab.md"}  # file: page with its text
 
 

@@ -30,6 +30,8 @@ def shrunk(argv: list[str]) -> list[str]:
         return words
     if verb == "doctor":
         return [*words, "--no-measure"]
+    if verb == "train" and "--search" in words:  # several runs: their lengths, not the sum
+        words = ["--steps" if word == "--minutes" else word for word in words]
     words, more = with_options(words, LESS, add=False), {}
     if verb in ("train", "finetune"):
         more = RUN if LENGTHS & set(words) else RUN | {"--steps": "2"}
