@@ -56,7 +56,7 @@ def run_once(name: str, seed: int, epochs: float, source: Path) -> dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=float, default=10)
     epochs = parser.parse_args().epochs
     source = Path(os.environ.get("DATA", "")) / "cifar10_10k.npz"
