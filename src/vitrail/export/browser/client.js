@@ -109,6 +109,7 @@ function probabilitiesOf(logits) {
 
 async function classify(blob, key) {
   // All classes, most probable first.
+  await loaded;
   if (!about.classes.length) throw new UserError("There are no classes yet; add two below.");
   const logits = await run("predict", { blob, key });
   const guesses = probabilitiesOf(logits).map((probability, index) =>

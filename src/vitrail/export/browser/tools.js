@@ -37,13 +37,16 @@ async function classifyAll(files, progress) {
 async function runBatch({ target }) {
   const files = [...target.files], start = performance.now();
   target.disabled = true;
-  const text = await classifyAll(files, (done) => {
-    find("batched").textContent = done + " of " + files.length + " images …";
-  });
-  download([text], "predictions.csv", "text/csv");
-  const seconds = (performance.now() - start) / 1000;
-  find("batched").textContent = files.length + " images in " + duration(seconds) + ": predictions.csv";
-  Object.assign(target, { disabled: false, value: "" });
+  try {
+    const text = await classifyAll(files, (done) => {
+      find("batched").textContent = done + " of " + files.length + " images …";
+    });
+    download([text], "predictions.csv", "text/csv");
+    const seconds = (performance.now() - start) / 1000;
+    find("batched").textContent = files.length + " images in " + duration(seconds) + ": predictions.csv";
+  } finally {
+    Object.assign(target, { disabled: false, value: "" });
+  }
 }
 
 find("teach").before(make("details", { id: "batch", className: "box" },

@@ -2,16 +2,14 @@
 
 const THUMBNAIL = 144;
 const JPEG_QUALITY = 0.92;
+const MAX_DECODING = 20; // seconds
 const DRAWN = 512; // pixels of the longer side of images that the page keeps to draw
 
 async function prepareFile(file, mostBytes, largest = MAX_SIZE) {
   // What is uploaded, what is drawn (null if the browser cannot), and a note on changes.
-  let bitmap;
-  try {
-    bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
-  } catch {
-    return { blob: file, image: null, note: "" }; // the server may know the format
-  }
+  const decoding = createImageBitmap(file, { imageOrientation: "from-image" }).catch(() => null);
+  const bitmap = await Promise.race([decoding, pause(MAX_DECODING)]); // it cannot be stopped
+  if (!bitmap) return { blob: file, image: null, note: "" }; // the server may know the format
   const { width, height } = bitmap, longer = Math.max(width, height);
   const image = toCanvas(bitmap, Math.min(1, DRAWN / longer));
   if (longer <= largest && file.size <= mostBytes) {
