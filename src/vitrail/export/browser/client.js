@@ -2,6 +2,7 @@
 
 const MAX_SIZE = Infinity, TEACH_SIZE = Infinity; // pixels: images are not sent anywhere
 const FORMATS = "JPEG, PNG, WebP, GIF, BMP or AVIF";
+const UNDRAWN = "The image cannot be read: it is damaged, or not a " + FORMATS + ".";
 const UNREACHABLE = "The model cannot run"; // headline
 const source = "<!doctype html>\n" + document.documentElement.outerHTML; // before any change
 const embedded = (id) => document.getElementById(id).textContent;

@@ -6,6 +6,7 @@ const MAX_WAIT = 30; // seconds between them
 const TOKEN = "vitrail token";
 const MAX_SIZE = 2048; // pixels of the longer side that are sent; models see far fewer
 const TEACH_SIZE = 1024; // of images to teach with, which are sent together
+const UNDRAWN = ""; // the error for images that the browser cannot draw: servers know more formats
 const FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF";
 const UNREACHABLE = "Server not reachable"; // headline
 

@@ -21,6 +21,7 @@ async function predict(upload) {
     await modelLoaded;
     await limitRequests(async () => {
       if (!upload.blob) await prepare(upload);
+      if (!upload.image && UNDRAWN) throw new UserError(UNDRAWN, true);
       const query = app.about?.multi_label ? { top: TOP_OF_MANY } : { top: TOP };
       if (!app.about?.multi_label && !app.about?.conformal) query.threshold = THRESHOLD;
       const response = await requestJson("predict", { query, body: upload.blob, onDelay });
