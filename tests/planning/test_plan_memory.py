@@ -9,6 +9,7 @@ from vitrail import VitConfig
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Mixing
 from vitrail.models.config import BitConfig
+from vitrail.models.lora import add_lora
 from vitrail.models.vit import build
 from vitrail.planning.plan import preprocessing_for, record_step, trace_evaluation, trace_step
 from vitrail.planning.request import PlanRequest
@@ -39,6 +40,8 @@ def real_peak(config, settings, images, accumulated=1):
     model = build(config, device="cpu")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
+    if settings.lora is not None:
+        add_lora(model, settings.lora)
     if settings.machine.checkpointing:
         model.checkpointing = True
     objective = make_objective(model, settings)
@@ -71,6 +74,7 @@ def real_peak(config, settings, images, accumulated=1):
     [
         (SMALL, 1, {}, 0.04),
         (SMALL, 1, {"checkpointing": True}, 0.04),
+        (SMALL, 1, {"lora": 4}, 0.04),
         (SMALL, 2, {"optimizer": "muon", "average": 0.9}, 0.04),
         (
             RESNET,
@@ -99,6 +103,15 @@ def test_weights_gradients_and_adam_moments(plain):
     assert plain.total("weights") == plain.total("gradients") == weights
     assert plain.total("optimizer") == pytest.approx(2 * weights, rel=0.01)
     assert plain.at_peak(64)["weights"] == weights
+
+
+def test_lora_has_gradients_and_moments_of_trained_weights_only(plain):
+    model = build(SMALL)
+    add_lora(model, 4)
+    trained = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trace = traced(lora=4)
+    assert trace.total("gradients") == trained < 0.25 * plain.total("gradients")
+    assert trace.total("optimizer") == pytest.approx(2 * trained, rel=0.01)
 
 
 def test_checkpointing_reduces_activations(plain):
