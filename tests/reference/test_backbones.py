@@ -545,3 +545,19 @@ def test_unsupported_models_of_timm_get_one_line(name, tmp_path):
     with pytest.raises(CheckpointError, match=f"timm model {name}.*{UNSUPPORTED_TIMM[name]}") as e:
         load(tmp_path)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("hiera_tiny_224", "several widths"),
+        ("samvit_base_patch16", "relative positions"),
+        ("swin_tiny_patch4_window7_224", "unknown checkpoint format"),
+    ],
+)
+def test_unsupported_state_dicts_get_one_line(name, reason, tmp_path):
+    arguments = {"num_classes": 0, "use_rel_pos": True} if "sam" in name else {}
+    torch.save(timm.create_model(name, **arguments).state_dict(), tmp_path / "model.pth")
+    with pytest.raises(CheckpointError, match=reason) as error:
+        load(tmp_path / "model.pth")
+    assert "\n" not in str(error.value)

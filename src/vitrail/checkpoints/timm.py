@@ -435,7 +435,11 @@ def reject_unknown_vits(checkpoint: Checkpoint) -> None:
     names = checkpoint.tensors.keys()
     args, pool = parse_settings(checkpoint.settings).model_args, stated_pool(checkpoint.settings)
     pre_norm = "norm_pre.weight" in names
+    tensors = checkpoint.tensors.items()
+    widths = {tensor.shape for name, tensor in tensors if re.match(r"blocks\.\d+\.norm1\.w", name)}
     features = {
+        "blocks of several widths (a hierarchical model)": len(widths) > 1,
+        "decomposed relative positions (SAM)": "blocks.0.attn.rel_pos_h" in names,
         "no bias in patch_embed.proj": "patch_embed.proj.bias" not in names and not pre_norm,
         "a bias in patch_embed.proj before norm_pre": "patch_embed.proj.bias" in names and pre_norm,
         "RMSNorm": "norm.weight" in names and "norm.bias" not in names,
