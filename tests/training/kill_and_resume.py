@@ -59,8 +59,11 @@ def where(out: Path) -> str:
     return ", ".join(sorted(p.name for p in state.iterdir())) if state.exists() else "no state"
 
 
-def kill_and_resume(folder: Path, kills: int, seed: int, base: str = "") -> tuple[int, list[str]]:
-    """Return how many kills hit a running process, and which weights differ."""
+def kill_and_resume(folder: Path, kills: int, seed: int, **options: Any) -> tuple[int, list[str]]:
+    """Return how many kills hit a running process, and which weights differ.
+
+    `options` are those of `command`.
+    """
     import torch
 
     import vitrail
@@ -68,11 +71,11 @@ def kill_and_resume(folder: Path, kills: int, seed: int, base: str = "") -> tupl
 
     data = write_colors(folder / "colors.npz")
     started = time.monotonic()
-    finish(start(data, folder / "alone", resume=False, base=base))
+    finish(start(data, folder / "alone", resume=False, **options))
     whole = time.monotonic() - started
     draw, hits, out = random.Random(seed), 0, folder / "killed-0"
     for number in range(kills):
-        process = start(data, out, resume=True, base=base)
+        process = start(data, out, resume=True, **options)
         try:
             process.wait(timeout=draw.uniform(0.3 * whole, 0.95 * whole))
             if process.returncode != 0:
@@ -84,11 +87,11 @@ def kill_and_resume(folder: Path, kills: int, seed: int, base: str = "") -> tupl
             hits += 1
             print(f"killed: {out.name}, {where(out)}", flush=True)
             if (out / "config.json").exists() and not (out / "state").exists():
-                out = folder / f"killed-{number + 1}"  # it was done but for its goodbye
+                out = folder / f"killed-{number + 1}"  # it was finished, but had not exited
         finally:
             if process.stderr:
                 process.stderr.close()
-    finish(start(data, out, resume=True, base=base))
+    finish(start(data, out, resume=True, **options))
     expected, different = vitrail.load(folder / "alone").state_dict(), []
     for killed in sorted(folder.glob("killed-*")):
         if not (killed / "config.json").exists():

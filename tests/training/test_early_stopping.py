@@ -7,6 +7,8 @@ from tiny_runs import Recorder, equal, tiny_run, weights, write_folder
 from vitrail import ConfigError
 from vitrail.training.config import MachineSettings, OptimSettings, Settings
 
+pytestmark = pytest.mark.slow
+
 # A learning rate that destroys the weights after a while, so that the best are not the last.
 RATE = OptimSettings(kind="sgd", learning_rate=0.3, schedule="constant", warmup_steps=40)
 OPTIONS = {"steps": 60, "evaluate_every": 0.5, "optim": RATE, "retries": 0}
@@ -46,10 +48,9 @@ def test_killed_run_resumes_bit_exactly(data, tmp_path):
             if len(self.evaluations) == 4:
                 raise KeyboardInterrupt
 
-    options = {"patience": 3, "save_minutes": 0.0, **OPTIONS}
     with pytest.raises(KeyboardInterrupt):
-        tiny_run(data, tmp_path / "parts", callback=Kill(), **options)
-    tiny_run(data, tmp_path / "parts", resume=True, **options)
+        tiny_run(data, tmp_path / "parts", callback=Kill(), patience=3, save_minutes=0.0, **OPTIONS)
+    tiny_run(data, tmp_path / "parts", resume=True, patience=3, **OPTIONS)
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 

@@ -14,6 +14,8 @@ from vitrail.models.config import VitConfig
 from vitrail.training.config import LossSettings, MachineSettings, OptimSettings
 from vitrail.training.objectives import FeatureDistillation, Teacher, TeacherFeatures
 
+pytestmark = pytest.mark.slow
+
 TEACHER = VitConfig(
     image_size=16, patch_size=8, width=24, mlp_width=32, heads=2, depth=1, num_classes=5
 )

@@ -14,6 +14,8 @@ from vitrail.models.config import VitConfig
 from vitrail.training.config import LossSettings, OptimSettings
 from vitrail.training.objectives import Classification, log_prior
 
+pytestmark = pytest.mark.slow
+
 COUNTS = np.array([100, 10, 1])
 
 

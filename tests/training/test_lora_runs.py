@@ -190,7 +190,7 @@ def test_automatic_settings(colors, start, tmp_path):
 
 
 def test_resume_after_kill_is_bit_exact(start, tmp_path):
-    _, different = kill_and_resume(tmp_path, kills=1, seed=0, base=start)
+    _, different = kill_and_resume(tmp_path, kills=1, seed=0, base=start, steps=60)
     assert not different
 
 

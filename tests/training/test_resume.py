@@ -127,7 +127,7 @@ def test_restarted_process_resumes_automatically(colors, unfinished, monkeypatch
 
 
 def test_resume_after_kill_is_bit_exact(tmp_path):
-    _, different = kill_and_resume(tmp_path, kills=2, seed=0)
+    _, different = kill_and_resume(tmp_path, kills=2, seed=0, steps=60)
     assert not different
 
 
