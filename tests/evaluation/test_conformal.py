@@ -184,6 +184,7 @@ def test_calibrate_stores_sets_that_predict_and_python_use(calibrated, capsys):
     assert "exchangeability" in text
 
 
+@pytest.mark.slow
 def test_thresholds_are_exported_and_dropped_when_the_head_changes(calibrated):
     folder, data = calibrated
     model, conformal, _ = vitrail.calibrate(folder / "model", data, error_rate=0.1)

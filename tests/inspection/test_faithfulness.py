@@ -226,7 +226,7 @@ def test_every_method_is_evaluated_for_the_predicted_classes(trained):
     trained.train()
     result = evaluate_faithfulness(trained, images, progress=lambda *call: calls.append(call))
     assert trained.training
-    assert calls == [(f"testing {method}", done, 3) for method in METHODS for done in range(4)]
+    assert calls == [(f"scoring {method}", done, 3) for method in METHODS for done in range(4)]
     assert (result.sanity["random"], result.sanity["center"]) == pytest.approx((1, 1))
     assert result.images == 3
     assert list(result.curves) == list(result.sanity) == list(METHODS)

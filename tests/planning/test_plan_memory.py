@@ -18,6 +18,8 @@ from vitrail.training.loop import make_state, train_step
 from vitrail.training.objectives import make_objective
 from vitrail.training.schedules import Schedule
 
+pytestmark = pytest.mark.slow
+
 SMALL = VitConfig(
     depth=3, width=64, mlp_width=256, heads=2, patch_size=4, image_size=32, num_classes=10
 )

@@ -71,7 +71,7 @@ def test_wrong_channels_raise(run):
 def test_evaluate_inspect_and_export(run, data, tmp_path):
     assert main(["evaluate", str(run), str(data), "--out", str(tmp_path / "measured")]) == 0
     inspect = ["inspect", str(run), "--data", str(data), "--out", str(tmp_path / "seen")]
-    assert main([*inspect, "--images", "4", "--methods", "rollout"]) == 0
+    assert main([*inspect, "--images", "4"]) == 0
     assert vitrail.export_model(run, tmp_path / "six.onnx").difference < 1e-4
 
 
