@@ -270,9 +270,10 @@ def test_command_writes_page_arrays_images_and_json(model, data, tmp_path, capsy
     rows = list(csv.DictReader((out / "attention.csv").read_text().splitlines()))
     assert len(rows) == model.config.depth * model.config.heads
     words = ["inspect", words[0], "--data", str(data), "--images", "3", "--score", "--json"]
-    assert main([*words, "--out", str(out)]) == 0
+    assert main([*words, "--methods", "rollout", "last layer", "--out", str(out)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["images"] == 3
+    assert result["insertion"].keys() == {"rollout", "last layer", "random", "center"}
     assert 0 <= result["insertion"]["rollout"] <= 1
     assert np.array(result["distance"]["patches"]).shape == (2, model.config.heads)
     arrays = np.load(out / "arrays.npz")

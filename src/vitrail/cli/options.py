@@ -187,7 +187,8 @@ class HelpRegistry(ConstructorRegistry):
             return None
         metavar = spec.metavar.replace("{None}|", "").replace("{None,", "{")
         metavar = re.sub(r"^\{(\[.*\]|[A-Z ]+)\}$", r"\1", metavar)
-        choices = spec.choices and (*metavar.strip("{}").split(","), "None")  # tyro's have no order
+        listed = re.search(r"\{(.*?)\}", metavar)  # in order, unlike tyro's; also of a sequence
+        choices = spec.choices and listed and (*listed[1].split(","), "None")
         return replace(spec, metavar=metavar, choices=choices)
 
     def delegate(self, rule: Any, info: Any) -> Any:
