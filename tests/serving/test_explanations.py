@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from serving_helpers import encoded_image
 
 from vitrail import ConfigError, DataError, MixerConfig
 from vitrail.checkpoints.metadata import Metadata
@@ -21,13 +22,6 @@ from vitrail.models.vit import VisionTransformer
 from vitrail.serving.registry import attention, explain, methods_of
 
 NAMES = ("sun", "moon", "star")
-
-
-def encoded(width, height):
-    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def served(config, **preprocessing_options):
@@ -50,7 +44,7 @@ def model(tiny):
 
 @pytest.fixture
 def data():
-    return encoded(40, 24)
+    return encoded_image(size=(24, 40))
 
 
 def mixer():
@@ -154,9 +148,9 @@ def test_box_is_the_visible_part_and_lag_that_of_the_stem(tiny, data):
     assert attention(served(tiny), data).lag == 0
     assert attention(stem, data).lag == pytest.approx(3 / 8)
     cut = served(tiny, resize="short-side", resize_to=(8, 8))
-    assert attention(served(tiny), encoded(40, 20)).box == [0, 0, 1, 1]
-    assert attention(cut, encoded(40, 20)).box == [0, 0.25, 1, 0.5]
-    assert attention(cut, encoded(20, 40)).box == [0.25, 0, 0.5, 1]
+    assert attention(served(tiny), encoded_image(size=(20, 40))).box == [0, 0, 1, 1]
+    assert attention(cut, encoded_image(size=(20, 40))).box == [0, 0.25, 1, 0.5]
+    assert attention(cut, encoded_image(size=(40, 20))).box == [0.25, 0, 0.5, 1]
 
 
 def test_explanations_leave_the_model_unchanged_and_are_thread_safe(model, data):
