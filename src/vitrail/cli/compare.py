@@ -91,7 +91,7 @@ class Compare(DataOptions):
             )
         result = compare_results(first, second)
         names = [f"{name} ({engine})" if engine else name for name, engine in pairs]
-        costs = measure_costs(predictors, (self.a, self.b))
+        costs = measure_costs(predictors)
         about = {"a": names[0], "b": names[1], "data": self.data, "notes": notes, "costs": costs}
         written: list[str] = []
         if self.out is not None:
@@ -115,10 +115,8 @@ class Compare(DataOptions):
             )
 
 
-def measure_costs(
-    predictors: "list[Predictor]", names: tuple[str, str]
-) -> list[dict[str, float | None]]:
-    """Return milliseconds per image, timed in turns, and bytes of the weights of each model."""
+def measure_costs(predictors: "list[Predictor]") -> list[dict[str, float]]:
+    """Return milliseconds per image, timed in turns, and bytes of the weights or of the .onnx."""
     import torch
 
     batches = [
@@ -133,12 +131,10 @@ def measure_costs(
             predictor.engine(images)
             best[number] = min(best[number], time.perf_counter() - begun)
         rounds += 1
-    costs: list[dict[str, float | None]] = []
-    for predictor, name, seconds in zip(predictors, names, best, strict=True):
-        size = None
-        if predictor.model is None:
-            size = Path(name).stat().st_size
-        elif predictor.engine.name == "torch":
+    costs = []
+    for predictor, seconds in zip(predictors, best, strict=True):
+        size = getattr(predictor.engine, "bytes", 0)
+        if not size and predictor.model is not None:
             size = sum(x.numel() * x.element_size() for x in predictor.model.parameters())
         costs.append({"milliseconds": 1000 * seconds / TIMING_BATCH, "bytes": size})
     return costs
@@ -158,7 +154,7 @@ def report(result: "Comparison", about: dict[str, Any]) -> Iterator[str]:
         ["ECE", *map(percent, result.ece)],
         ["only this model correct", f"{len(result.lost):,}", f"{len(result.gained):,}"],
         ["ms per image (batch of 8)", *(f"{cost['milliseconds']:.2f}" for cost in about["costs"])],
-        ["weights", *(byte_size(cost["bytes"] or 0) for cost in about["costs"])],
+        ["weights", *(byte_size(cost["bytes"]) for cost in about["costs"])],
         ["same top-1 class", percent(result.agreement), ""],
     ]
     yield from table(rows, "lrr", ["", "A", "B"])

@@ -169,7 +169,7 @@ def calibrate(
         needed, counts = images_needed(error_rate), np.bincount(labels, minlength=len(classes))
         if few := [name for name, n in zip(classes, counts.tolist(), strict=True) if n < needed]:
             raise DataError(
-                f"an error rate of {percent(error_rate)} for each class needs at least {needed:,} "
+                f"an error rate of {100 * error_rate:g} % for each class needs at least {needed:,} "
                 f"calibration images of each; {comma_list(few, quoted=True)} have fewer; add "
                 "images, or leave per-class out"
             )
@@ -227,7 +227,7 @@ def conformal_quantile(scores: np.ndarray, error_rate: float) -> float:
     rank = math.ceil(round((len(scores) + 1) * (1 - error_rate), 9))
     if rank > len(scores):
         raise DataError(
-            f"an error rate of {percent(error_rate)} needs at least {images_needed(error_rate):,} "
+            f"an error rate of {100 * error_rate:g} % needs at least {images_needed(error_rate):,} "
             f"calibration images, got {len(scores):,}; add images, or allow a higher error rate"
         )
     return float(np.partition(scores, rank - 1)[rank - 1])

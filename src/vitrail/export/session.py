@@ -44,6 +44,7 @@ class OnnxEngine:
     def __init__(self, file: File, *, name: str = "onnx", threads: int | None = None) -> None:
         self.name = name
         self.session = open_session(file, threads)
+        self.bytes = len(file) if isinstance(file, bytes) else Path(file).stat().st_size
         where = "the model" if isinstance(file, bytes) else os.fspath(file)
         texts = self.session.get_modelmeta().custom_metadata_map
         if "vitrail" not in texts:
