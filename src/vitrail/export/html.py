@@ -50,7 +50,11 @@ SCRIPTS = (
     *(f"serving/assets/{name}.js" for name in SHARED),
     "export/browser/tools.js",
 )
-WORKER = ("engine", "preprocess", "attention", "ridge", "worker")
+WORKER = (
+    "serving/assets/images.js",
+    *(f"export/browser/{name}.js" for name in ("engine", "preprocess", "attention", "ridge")),
+    "export/browser/worker.js",
+)
 # What the page of the server says about the server.
 REPLACED = {
     "Images are sent to this server only and are not stored.": "Images stay on this device: this "
@@ -179,7 +183,7 @@ def render(about: dict[str, Any], weights: bytes, taught: bytes, title: str) -> 
     data = {  # id: type, content
         "model": ("application/json", to_json(about)),
         "taught": ("text/plain", to_base64(taught)),
-        "worker": ("text/plain", join(*(f"export/browser/{name}.js" for name in WORKER))),
+        "worker": ("text/plain", join(*WORKER)),
         "kernels": ("text/plain", to_base64(kernels)),
         "weights": ("text/plain", to_base64(gzip.compress(weights, 6, mtime=0))),
     }

@@ -1,7 +1,6 @@
 // Image files to normalized values, with the rounding of data/transforms.py and torch's kernels.
 
 const MAX_PIXELS = 64 * 2 ** 20, MAX_ASPECT = 100; // as in Python
-const DECODE_MS = 20_000;
 const FILTERS = { // support, and the value at a distance >= 0
   bilinear: [1, (d) => 1 - d],
   bicubic: [2, (d) => cubic(d, -0.5)],
@@ -15,15 +14,13 @@ class ImageError extends Error {} // its message is shown
 
 async function decode(blob) {
   // Upright RGBA pixels without color management; transparency is composited on white.
-  const late = new Promise((done) => setTimeout(done, DECODE_MS)); // a decoder cannot be stopped
   let bitmap;
   try {
-    bitmap = await Promise.race([late, createImageBitmap(blob, { imageOrientation: "from-image",
-      colorSpaceConversion: "none", premultiplyAlpha: "none" })]);
+    bitmap = await decodeBitmap(blob, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   } catch {
     throw new ImageError("it is damaged, or of a format that this browser does not know.");
   }
-  if (!bitmap) throw new ImageError("decoding takes longer than " + DECODE_MS / 1000 + " seconds.");
+  if (!bitmap) throw new ImageError("decoding takes longer than " + MAX_DECODING + " seconds.");
   const { width, height } = bitmap;
   try {
     if (width * height > MAX_PIXELS)

@@ -1,14 +1,28 @@
-// Files to images that are uploaded and drawn.
+// Files to images that are uploaded and drawn. In exported pages, the worker uses it as well.
 
 const THUMBNAIL = 144;
 const JPEG_QUALITY = 0.92;
 const MAX_DECODING = 20; // seconds
+const MAX_SEGMENTS = 1000; // before the pixels of a JPEG
 const DRAWN = 512; // pixels of the longer side of images that the page keeps to draw
+
+async function decodeBitmap(blob, options) {
+  // Upright; undefined if it takes too long. Decoders cannot be stopped, and Chromium's takes
+  // minutes for a JPEG of very many segments.
+  const head = new Uint8Array(await blob.slice(0, 2 ** 20).arrayBuffer());
+  if (head[0] === 0xff && head[1] === 0xd8)
+    for (let at = 2, count = 1; head[at] === 0xff && head[at + 1] !== 0xda; count++) {
+      if (count > MAX_SEGMENTS) throw new Error("too many segments");
+      while (head[at + 1] === 0xff) at += 1; // padding
+      at += 2 + 256 * head[at + 2] + head[at + 3];
+    }
+  return Promise.race([createImageBitmap(blob, { imageOrientation: "from-image", ...options }),
+    new Promise((late) => setTimeout(late, 1000 * MAX_DECODING))]);
+}
 
 async function prepareFile(file, mostBytes, largest = MAX_SIZE) {
   // What is uploaded, what is drawn (null if the browser cannot), and a note on changes.
-  const decoding = createImageBitmap(file, { imageOrientation: "from-image" }).catch(() => null);
-  const bitmap = await Promise.race([decoding, pause(MAX_DECODING)]); // it cannot be stopped
+  const bitmap = await decodeBitmap(file).catch(() => null);
   if (!bitmap) return { blob: file, image: null, note: "" }; // the server may know the format
   const { width, height } = bitmap, longer = Math.max(width, height);
   const image = toCanvas(bitmap, Math.min(1, DRAWN / longer));
