@@ -457,8 +457,7 @@ def write_comparison(
     """Write comparison.html and comparison.json; `models` are None for exported ones."""
     value, low, high = (100 * number for number in result.difference)
     costs = [
-        f"{cost['milliseconds']:.2f} ms per image"
-        + (f", {byte_size(cost['bytes'])}" if cost["bytes"] else "")
+        f"{cost['milliseconds']:.2f} ms per image, {byte_size(cost['bytes'])}"
         for cost in about["costs"]
     ]
     facts = {
