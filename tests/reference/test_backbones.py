@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from weights import TOLERANCE, randomize, relative
 
+from tiny_runs import write_folder
 from vitrail import CheckpointError, Preprocessing, load, save
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.load import read_foreign
 from vitrail.checkpoints.rules import substitute
+from vitrail.cli import main
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 transformers = pytest.importorskip("transformers")
@@ -561,3 +563,24 @@ def test_unsupported_state_dicts_get_one_line(name, reason, tmp_path):
     with pytest.raises(CheckpointError, match=reason) as error:
         load(tmp_path / "model.pth")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "SigLIP", "CLIP"])
+def test_commands_work_with_recent_backbones(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    transformers_model(kind).save_pretrained(tmp_path / "base")
+    data, base, run = write_folder(tmp_path / "data", count=6), tmp_path / "base", tmp_path / "run"
+    options = ["--steps", "2", "--batch-size", "4", "--model.image-size", "48", "--lora", "2"]
+    commands = [
+        ["fewshot", base, data, "--shots", "2"],
+        ["finetune", data, "--from", base, *options, "--out", run],
+        ["inspect", run, data / "red" / "0.png", "--out", tmp_path / "inside"],
+        ["export", run, "--out", tmp_path / "model.onnx"],
+        ["plan", base, "--no-probe", "--classes", "3"],
+    ]
+    for command in commands:
+        assert main([*map(str, command)]) == 0, command
+    tuned, merged = load(run), load(base, adapter=run / "adapter.safetensors")
+    assert all(torch.equal(merged.state_dict()[n], x) for n, x in tuned.state_dict().items())
+    for maps in tuned.attention_maps(torch.randn(2, 3, 32, 64)):  # neither its own size nor square
+        torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:-1]))

@@ -1,11 +1,13 @@
 """Runs with LoRA: what is trained, the adapter file, resuming, several processes."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from kill_and_resume import kill_and_resume
 from safetensors import safe_open
+from safetensors.torch import save_file
 from test_distributed import losses, train
 
 import vitrail
@@ -139,6 +141,16 @@ def test_wrong_adapters_are_rejected(colors, start, tmp_path):
     for base in ("other", "deeper"):
         with pytest.raises(vitrail.CheckpointError, match=r"adapts ViT.* with other weights"):
             vitrail.load(tmp_path / base, adapter=adapter)
+    with safe_open(adapter, framework="pt") as file:
+        header = json.loads(file.metadata()["vitrail-adapter"])
+    wrong = [{"rank": 9}, {"rank": "x"}, {"model": {}}, {"base": 0}, {"preprocessing": 1}]
+    wrong += [{"model": header["model"] | {key: 10**18}} for key in ("channels", "num_classes")]
+    wrong += [{"model": header["model"] | {key: 2048}} for key in ("channels", "image_size")]
+    for change in wrong:
+        values = {"vitrail-adapter": json.dumps(header | change)}
+        save_file(trained_parts(tmp_path / "run"), tmp_path / "wrong.safetensors", values)
+        with pytest.raises(vitrail.CheckpointError, match=r"is not a LoRA adapter|adapts ViT"):
+            vitrail.load(start, adapter=tmp_path / "wrong.safetensors")
     with pytest.raises(vitrail.CheckpointError, match="is not a LoRA adapter"):
         vitrail.load(start, adapter=tmp_path / "run" / "model.safetensors")
     with pytest.raises(vitrail.CheckpointError, match=r"not found|No such file"):

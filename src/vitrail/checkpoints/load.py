@@ -88,7 +88,7 @@ OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats 
 WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
 HEADS = ("head", "distillation_head")
 ADAPTER = "vitrail-adapter"  # header key of a LoRA adapter
-MAX_RESIZE = 16  # of the image size by an adapter, whose header is untrusted
+MAX_GROWTH = 4  # of the number of weights by an adapter, whose header is untrusted
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
 REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
 EXAMPLE = "hf:google/vit-base-patch16-224"
@@ -427,11 +427,16 @@ def merge_adapter(model: Model, path: Path) -> Model:
         {key: value for key, value in to_dict(c).items() if key not in (*TASK, *REGULARIZATION)}
         for c in (model.config, config)
     )
-    sizes = [max(pair(c.image_size)) for c in (model.config, config)]
-    if ours != theirs or sizes[1] > MAX_RESIZE * sizes[0]:
+    if ours != theirs:
         raise different
-    template = build(config)
-    add_lora(template, rank, alpha)
+    try:
+        template = build(config)
+        add_lora(template, rank, alpha)
+    except (RuntimeError, TypeError, ConfigError):  # sizes or a rank that no file can have
+        raise different from None
+    sizes = [sum(p.numel() for p in each.parameters()) for each in (model, template)]
+    if sizes[1] > MAX_GROWTH * sizes[0]:
+        raise different
     expected = {n: tuple(x.shape) for n, x in template.state_dict().items() if is_adapted(n)}
     if expected != {name: tensor.shape for name, tensor in checkpoint.tensors.items()}:
         raise different
