@@ -269,7 +269,7 @@ def test_page_predicts_what_the_predictor_predicts(page, exported):
     assert [row["label"] for row in rows[:-1]] == [prediction.label for prediction in predictions]
     assert rows[-1]["error"].startswith("it is damaged")
     sets = [prediction.prediction_set for prediction in predictions]
-    assert [tuple(row["set"].split("; ")) for row in rows[:-1]] == sets
+    assert [tuple(row["prediction_set"].split("; ")) for row in rows[:-1]] == sets
     assert len({len(members) for members in sets}) > 1
     assert "" in {row["label"] for row in rows[:-1]} != {""}  # it abstains from some
     for row, prediction in zip(rows, predictions, strict=False):

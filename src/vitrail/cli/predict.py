@@ -183,7 +183,7 @@ def standard_input() -> BufferedReader:
 
 def csv_lines(predictions: Iterable["Prediction"], top: int, *, sets: bool) -> Iterator[str]:
     columns = [f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability")]
-    yield csv_line(["picture", "answer", *["set"] * sets, *columns, "error"])
+    yield csv_line(["picture", "answer", *["prediction_set"] * sets, *columns, "error"])
     for one in predictions:
         guesses = [x for guess in one.guesses for x in (guess.label, f"{guess.probability:.6g}")]
         guesses += [""] * (2 * top - len(guesses))
@@ -201,7 +201,7 @@ def json_line(prediction: "Prediction") -> str:
     guesses = [{"label": label, "probability": p} for label, p in prediction.guesses]
     values = {"picture": prediction.name, "labels": list(prediction.labels), "guesses": guesses}
     if prediction.prediction_set:
-        values["set"] = list(prediction.prediction_set)
+        values["prediction_set"] = list(prediction.prediction_set)
     return json.dumps(values | {"error": prediction.error or None})
 
 

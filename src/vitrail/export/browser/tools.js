@@ -14,7 +14,7 @@ const csvField = (text) => {
 };
 
 async function classifyAll(files, progress) {
-  const more = about.conformal ? ["set"] : [];
+  const more = about.conformal ? ["prediction_set"] : [];
   const header = ["file", "label", "probability", "error", ...more, ...about.classes];
   const lines = [header.map(csvField).join(",")];
   for (const [i, file] of files.entries()) {
