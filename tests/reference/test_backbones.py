@@ -333,10 +333,13 @@ DINOV2 = {
     "image_mean": list(IMAGENET_MEAN),
     "image_std": list(IMAGENET_STD),
 }  # preprocessor_config.json of facebook/dinov2-base; the class is BiT's
+MAE = {"image_mean": list(IMAGENET_MEAN), "image_std": list(IMAGENET_STD), "resample": 3}
 PROCESSORS = {  # kind: class of the processor, arguments, resize, size before the crop, …
     "ViT": ("ViTImageProcessor", {}, "direct", None, "bilinear", HALF),
     "DeiT": ("DeiTImageProcessor", {}, "direct", (256, 256), "bicubic", HALF),
     "MSN": ("ViTImageProcessor", {}, "direct", None, "bilinear", HALF),
+    "MAE": ("ViTImageProcessor", MAE, "direct", None, "bicubic", IMAGENET),
+    "I-JEPA": ("ViTImageProcessor", MAE, "direct", None, "bicubic", IMAGENET),
     "DINOv2": ("BitImageProcessor", DINOV2, "short-side", (256, 256), "bicubic", IMAGENET),
     "DINOv3": ("DINOv3ViTImageProcessor", {}, "direct", None, "bilinear", IMAGENET),
     "CLIP": ("CLIPImageProcessor", {}, "short-side", (224, 224), "bicubic", CLIP_STATISTICS),
