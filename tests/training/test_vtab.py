@@ -205,7 +205,7 @@ def test_defaults_match_the_paper(benchmark):
 def test_batch_size_is_at_most_the_number_of_images(benchmark, colors):
     bench = benchmark(**SMALL | {"batch_size": 99, "steps": 1})
     assert bench.measure([colors])["batch_size"] == 99
-    assert "  note: batch size 20: there are no more images" in bench.lines
+    assert "  note: batch size 20, the number of training images" in bench.lines
 
 
 @pytest.mark.parametrize(("method", "setting"), [("linear", "decay"), ("probe", "l2")])
