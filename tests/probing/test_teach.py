@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ from vitrail import CheckpointError, ConfigError, DataError
 from vitrail.cli import main
 from vitrail.probing import teach as module
 from vitrail.probing.ridge import fit_moments
-from vitrail.probing.teach import ProbeMemory, fit_head, load_memory, save_memory
+from vitrail.probing.teach import (
+    ProbeMemory,
+    features_digest,
+    fit_head,
+    load_memory,
+    save_memory,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -314,3 +321,15 @@ def test_invalid_options_are_one_line(model, home, capsys, monkeypatch, words, m
     assert message in error
     assert error.count("\n") == 1
     assert not (home / "out").exists()
+
+
+def test_classes_taught_with_version_0_1_stay_valid():
+    folder = Path(__file__).parents[1] / "checkpoints" / "bundle-0.1"
+    model = vitrail.load(folder)
+    assert features_digest(model) == "0d3136242ec463b09830a6028c18e88b"  # written by 0.1
+    for change in ({"pre_norm": True}, {"pool": "mean", "attention": "axial"}):
+        changed = vitrail.create("ViT-Mu/4").config.change(**change)
+        model.config = vitrail.create("ViT-Mu/4").config
+        before = features_digest(model)
+        model.config = changed
+        assert features_digest(model) != before
