@@ -44,7 +44,7 @@ def load_model(results: Results, name: str) -> VisionTransformer:
     return attention.require_attention(load(folder).eval(), "figures")
 
 
-def test_pictures(
+def sample_test_images(
     model: VisionTransformer, datasets: Datasets, count: int
 ) -> tuple[list[InputImage], Tensor]:
     """Return evenly spaced test images as they are, and preprocessed (B, C, H, W)."""
@@ -68,7 +68,7 @@ def claim_parts(
 
 def figure6(results: Results) -> Report:
     model = load_model(results, VIT)
-    pictures, images = test_pictures(model, results.datasets, INSERTION_IMAGES)
+    pictures, images = sample_test_images(model, results.datasets, INSERTION_IMAGES)
     classes = faithfulness.predict_classes(model, images)
     maps = {name: METHODS[name](model, images, classes) for name in ("rollout", "center", "random")}
     scores = {}
@@ -154,7 +154,7 @@ def span(values: np.ndarray) -> str:
 def figure7(results: Results) -> Report:
     model = load_model(results, VIT)
     ((title, similarity),) = position_similarity(model).items()
-    _, images = test_pictures(model, results.datasets, DISTANCE_IMAGES)
+    _, images = sample_test_images(model, results.datasets, DISTANCE_IMAGES)
     both = model, attention.require_attention(faithfulness.randomize(model), "figures")
     explained = [filter_components(one, 10**6)[1] for one in both]
     few, many = (int(np.searchsorted(np.cumsum(x), VARIANCE - 1e-12)) + 1 for x in explained)
@@ -187,7 +187,7 @@ def figure11(results: Results) -> Report:
     distances, percent = {}, {}
     for name in (VIT, HYBRID):
         model = load_model(results, name)
-        _, images = test_pictures(model, results.datasets, DISTANCE_IMAGES)
+        _, images = sample_test_images(model, results.datasets, DISTANCE_IMAGES)
         distances[name], percent[name], _ = distance_study(model, images)
     rows = [
         (str(layer), *(f"{heads.mean():.0f} % ({span(heads)})" for heads in layers))

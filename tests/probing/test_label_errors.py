@@ -111,3 +111,5 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
         review.write_text(text)
         with pytest.raises(DataError, match=message):
             apply_review(str(wrong), review, tmp_path / "fixed")
+    with pytest.raises(DataError, match="File not found: "):
+        apply_review(str(wrong), tmp_path / "nothing.csv", tmp_path / "fixed")

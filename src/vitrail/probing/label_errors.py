@@ -23,7 +23,7 @@ import torch
 
 from vitrail.checkpoints.load import load
 from vitrail.data.datasets import ImageDataset, open_splits
-from vitrail.data.storage import atomic_path
+from vitrail.data.storage import atomic_path, read_error
 from vitrail.data.tar_shards import MAX_SHARD_BYTES, write_shards
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import probabilities
@@ -192,7 +192,9 @@ def read_review(path: Path) -> Iterator[tuple[str, int, dict[str, str]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for row in csv.DictReader(file):
                 yield row["split"], int(row["index"]), row
-    except (OSError, UnicodeError, KeyError, TypeError, ValueError) as error:
+    except OSError as error:
+        raise read_error(path, error) from None
+    except (UnicodeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is not a review of vitrail check --labels: {error!r}; expected the columns "
             f"{', '.join(COLUMNS)}"
