@@ -1,6 +1,7 @@
 """timm's logits, its files here, and folders written here in timm."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from vitrail.checkpoints.files import Checkpoint, LazyTensor, read_json
 from vitrail.checkpoints.load import open_reference
 from vitrail.data.preprocessing import preset
 from vitrail.models.config import pair
+from vitrail.models.pos_embed import resize_grid
 from vitrail.models.vit import build
 
 timm = pytest.importorskip("timm")
@@ -274,3 +276,15 @@ def test_each_numeric_of_timm_matters(choice):
     theirs = load("vit_small_r26_s32_224", to_peer(ours, "timm"), depth=1, img_size=64)
     error = difference(ours, theirs, size=(64, 64), dtype=torch.float64)
     assert error > TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize("grid", [(24, 24), (7, 28), (6, 20)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("timm", {}), ("bilinear", {"interpolation": "bilinear", "antialias": False})],
+)
+def test_position_resize_matches(grid, method, options):
+    table = torch.randn(14, 14, 192, generator=torch.Generator().manual_seed(0))
+    resample = partial(timm.layers.resample_abs_pos_embed, num_prefix_tokens=0, **options)
+    theirs = resample(table.flatten(0, 1)[None], grid, (14, 14))[0].unflatten(0, grid)
+    assert relative(resize_grid(table, grid, method), theirs) <= TOLERANCE[torch.float32]
