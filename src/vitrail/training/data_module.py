@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail import distributed
@@ -154,9 +155,11 @@ class BatchStream:
         augmentation: Augmentation,
         channels: int,
         schedule: Schedule,
+        *,
+        full_size: bool = False,  # at every step, whatever the schedule's image size
     ) -> None:
         self.dataset, self.preprocessing, self.augmentation = dataset, preprocessing, augmentation
-        self.channels, self.schedule = channels, schedule
+        self.channels, self.schedule, self.full_size = channels, schedule, full_size
         self.probabilities = None
         if balance := schedule.settings.balance:
             labels = dataset.labels()
@@ -172,6 +175,8 @@ class BatchStream:
 
     def __call__(self, step: int) -> Iterator[Batch]:
         size = self.schedule.image_size(step)
+        if self.full_size:
+            size = self.preprocessing.size[0]
         if self.expected != (step, size):
             self.running = iter(self.loader(step, size))
         self.expected = (step + 1, size)
@@ -230,10 +235,12 @@ def batch_preparation(
     *,
     steps_per_epoch: float,
     teacher: TeacherFeatures | None = None,
+    image_size: Callable[[int], int] | None = None,  # of a step; with a teacher only
 ) -> Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]:
     """Return the function that normalizes and mixes a batch of bytes on the device.
 
-    Of a teacher that is imitated by its features, these follow the label in the targets.
+    Of a teacher that is imitated by its features, these follow the label in the targets; it sees
+    the images at full size, and the student at the size of the step.
     """
     mixing = mixing.resolve()
     if teacher is not None and (mixing.mixup or mixing.cutmix):
@@ -245,7 +252,11 @@ def batch_preparation(
         images = normalize(batch.images.to(device, non_blocking=True), preprocessing)
         labels = batch.labels.to(device, non_blocking=True)
         if teacher is not None:
-            return images, torch.cat([labels[:, None], teacher(batch.images, images)], dim=1)
+            targets = torch.cat([labels[:, None], teacher(batch.images, images)], dim=1)
+            size = at_size(preprocessing, image_size and image_size(step)).size
+            if size != images.shape[-2:]:
+                images = F.interpolate(images, size, mode="bilinear", antialias=True)
+            return images, targets
         if not (mixup or cutmix) or step < first_mixed_step:
             return images, labels
         if mixing.style == "big_vision":

@@ -267,7 +267,12 @@ class Trainer:
             self.state.scaler = torch.amp.GradScaler(device.type)
         preprocessing = get_metadata(model).preprocessing
         self.batches = BatchStream(
-            splits.train, preprocessing, auto.augmentation, model.config.channels, schedule
+            splits.train,
+            preprocessing,
+            auto.augmentation,
+            model.config.channels,
+            schedule,
+            full_size=self.teacher is not None,
         )
         self.prepare = batch_preparation(
             preprocessing,
@@ -276,6 +281,7 @@ class Trainer:
             device,
             steps_per_epoch=len(splits.train) / self.batch_size,
             teacher=self.teacher,
+            image_size=schedule.image_size,
         )
         self.evaluator = Evaluator(
             objective, self.state.ema, splits, preprocessing, settings, device
