@@ -112,6 +112,28 @@ def test_teacher_runs_at_a_given_size(teacher, tmp_path, monkeypatch):
     assert shapes == {(24, 24)}
 
 
+def test_teacher_sees_full_size_images_while_the_student_grows(teacher, tmp_path, monkeypatch):
+    sizes, features, forward = {"teacher": [], "student": []}, Teacher.features, None
+
+    def teach(self, images):
+        sizes["teacher"] += [images.shape[-1]] * len(images)
+        return features(self, images)
+
+    def learn(self, images, targets):
+        sizes["student"].append(images.shape[-1])
+        return forward(self, images, targets)
+
+    forward = FeatureDistillation.forward
+    monkeypatch.setattr(Teacher, "features", teach)
+    monkeypatch.setattr(FeatureDistillation, "forward", learn)
+    data = write_colors(tmp_path / "colors.npz")
+    options = {"image_sizes": ((0.0, 4), (0.5, 8)), "machine": MachineSettings(parts=1)}
+    tiny_run(data, tmp_path / "run", steps=20, loss=teacher, augment=VIEWS, **options)
+    assert sizes["student"] == [4] * 10 + [8] * 10
+    assert set(sizes["teacher"]) == {8}
+    assert len(sizes["teacher"]) <= 60  # once for each view of 30 images, whatever the size
+
+
 def test_time_budget(teacher, tmp_path):
     data = write_colors(tmp_path / "colors.npz")
     options = {"steps": None, "minutes": 0.05, "optim": OptimSettings(kind="adamw")}
