@@ -12,12 +12,7 @@ import torch.nn.functional as F
 from vitrail import DataError
 from vitrail.evaluation.evaluate import compute_metrics
 from vitrail.evaluation.metrics import score_samples
-from vitrail.evaluation.results import (
-    MAX_MISTAKES,
-    EvaluationResult,
-    Predictions,
-    summarize,
-)
+from vitrail.evaluation.results import MAX_MISTAKES, EvaluationResult, Predictions, summarize
 
 torch.manual_seed(0)
 LOGITS = torch.randn(101, 12) * 3

@@ -12,13 +12,7 @@ from vitrail import CheckpointError, ConfigError, DataError
 from vitrail.cli import main
 from vitrail.probing import teach as module
 from vitrail.probing.ridge import fit_moments
-from vitrail.probing.teach import (
-    ProbeMemory,
-    features_digest,
-    fit_head,
-    load_memory,
-    save_memory,
-)
+from vitrail.probing.teach import ProbeMemory, features_digest, fit_head, load_memory, save_memory
 
 pytestmark = pytest.mark.slow
 

@@ -69,7 +69,7 @@ def test_all_subsets_of_jft_have_equal_steps():
     assert len(runs) == 6 * 4
     assert len({run.steps for run in runs}) == 1
     assert [run.data for run in runs[:4]] == [
-        *("/data/jft-9m", "/data/jft-30m", "/data/jft-90m", "/data/jft"),
+        *("/data/jft-9m", "/data/jft-30m", "/data/jft-90m", "/data/jft")
     ]
     assert runs[0].steps * 4096 / runs[0].images == pytest.approx(7 * 303 / 9, rel=1e-4)
 

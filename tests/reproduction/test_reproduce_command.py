@@ -95,14 +95,8 @@ def test_weights_are_measured_next_to_the_published(colors, tmp_path, capsys):
         (["table2", "--weights", "ViT=b", "--data", "a"], "a is not NAME=VALUE, such as --data"),
         (["table2", "--weights", "ViT=b"], "--weights needs --data NAME=DATA"),
         (["heads", "--scale", "full", "--docs", "d"], "--docs cannot be combined with"),
-        (
-            ["heads", "--weights", "a=b", "--data", "c=d"],
-            "works with table2 and table5",
-        ),
-        (
-            ["table2", "--weights", "a=b", "--scale", "full"],
-            "cannot be combined with --scale full",
-        ),
+        (["heads", "--weights", "a=b", "--data", "c=d"], "works with table2 and table5"),
+        (["table2", "--weights", "a=b", "--scale", "full"], "cannot be combined with --scale full"),
     ],
 )
 def test_errors_are_one_line(words, message, tmp_path, capsys, monkeypatch):

@@ -99,11 +99,7 @@ class Run:
 
     @property
     def parts(self):
-        return {
-            "objective": self.objective,
-            "optimizers": self.optimizers,
-            "average": self.average,
-        }
+        return {"objective": self.objective, "optimizers": self.optimizers, "average": self.average}
 
     def save(self, folder: Path) -> "Run":
         save_state(folder, extra={"step": self.step, "seconds": 1.5}, **self.parts)
