@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vitrail
-from tiny_runs import TINY, Recorder, write_colors
+from tiny_runs import TINY, Recorder, write_colors, write_folder
 from vitrail.cli.vtab import Vtab
 from vitrail.cli.vtab import report as report_lines
 from vitrail.data.datasets import ImageDataset, open_dataset, stratified_subset
@@ -95,7 +95,7 @@ def indices(part):
 # Draws
 
 
-@pytest.mark.parametrize("count", [20, 30, 1000])
+@pytest.mark.parametrize("count", [20, 1000])
 def test_draw_is_split_four_to_one(tmp_path, count):
     data = open_dataset(write_colors(tmp_path / "many.npz", train=1200), "train")
     train, fit, dev = draw_images(data, count, seed=0)
@@ -159,33 +159,27 @@ def test_finetuning_uses_fit_to_choose_and_train_to_test(benchmark, colors, tmp_
     assert any("training on all 20 images, rate" in line for line in bench.lines)
 
 
-@pytest.mark.parametrize("error", [TrainingError, CheckpointError])
-def test_diverged_rate_is_not_chosen_and_a_full_disk_raises(
-    benchmark, colors, tmp_path, monkeypatch, error
-):
+def test_diverged_rate_is_not_chosen(benchmark, colors, monkeypatch):
     run = adapt.run
 
     def failing(config, callback):
         if config.settings.optim.learning_rate == 0.1:
-            raise error("training diverged at step 3; and more")
+            raise TrainingError("training diverged at step 3; and more")
         return run(config, callback)
 
     monkeypatch.setattr(adapt, "run", failing)
     bench = benchmark(learning_rates=(0.1, 0.01), **SMALL)
-    if error is CheckpointError:
-        with pytest.raises(CheckpointError):
-            bench.measure([colors])
-        assert not (tmp_path / "out" / "results.jsonl").exists()
-        return
     score = bench.measure([colors])["tasks"][0]["scores"][0]
     assert (score["choices"][0.1], score["setting"]) == (0.0, 0.01)
     assert "  training diverged at step 3: this rate counts as 0 %" in bench.lines
 
 
-def test_matching_head_is_not_reused(benchmark, colors, tmp_path):
+def test_matching_head_is_not_reused_and_batch_size_is_limited(benchmark, colors, tmp_path):
     recorder = Recorder()
     three = save_model(tmp_path / "three", classes=3)
-    benchmark(reference=three, callback=recorder, **SMALL).measure([colors])
+    options = {"reference": three, "callback": recorder} | SMALL | {"batch_size": 99}
+    assert benchmark(**options).measure([colors])["batch_size"] == 99
+    assert "  note: batch size 20, the number of training images" in recorder.lines
     assert not (tmp_path / "out" / "headless").exists()
     assert len(recorder.evaluations) == 1  # the test set is evaluated once, at the end
     assert recorder.rows[0]["loss"] == pytest.approx(math.log(3), abs=1e-6)
@@ -200,12 +194,6 @@ def test_defaults_match_the_paper(benchmark):
     short = benchmark(steps=50).settings(augment=False)
     assert (short.optim.warmup_steps, short.preprocessing) == (2, None)  # the model's own
     assert (short.augment.crop, short.augment.flip) == ("whole", False)
-
-
-def test_batch_size_is_at_most_the_number_of_images(benchmark, colors):
-    bench = benchmark(**SMALL | {"batch_size": 99, "steps": 1})
-    assert bench.measure([colors])["batch_size"] == 99
-    assert "  note: batch size 20, the number of training images" in bench.lines
 
 
 @pytest.mark.parametrize(("method", "setting"), [("linear", "decay"), ("probe", "l2")])
@@ -233,17 +221,15 @@ def test_probes_choose_their_regularization(
 
 
 def test_test_labels_do_not_affect_the_choice(benchmark, colors, tmp_path):
-    """Other test labels change the score, but not the choice."""
     with np.load(tmp_path / "colors.npz") as parts:
         parts = dict(parts)
     parts["y_test"] = (parts["y_test"] + 1) % 3
     np.savez(tmp_path / "wrong.npz", **parts)
     tasks = [colors, open_keys(tmp_path / "wrong.npz", name="wrong")]
     right, wrong = benchmark(method="probe").measure(tasks)["tasks"]
-    assert right["accuracy"] > 0.9
-    assert wrong["accuracy"] < 0.1
-    assert right["scores"][0]["choices"] == wrong["scores"][0]["choices"]
-    assert right["scores"][0]["setting"] == wrong["scores"][0]["setting"]
+    assert right["accuracy"] > 0.9 > 0.1 > wrong["accuracy"]
+    for key in ("choices", "setting"):
+        assert right["scores"][0][key] == wrong["scores"][0][key]
 
 
 def test_means_of_tasks_and_groups(benchmark, colors, monkeypatch):
@@ -258,9 +244,7 @@ def test_means_of_tasks_and_groups(benchmark, colors, monkeypatch):
     assert report["groups"] == pytest.approx({"natural": 0.8, "g" * 90: 0.3})
     assert report["mean"] == pytest.approx((0.9 + 0.7 + 0.3) / 3)
     assert report["mean_of_groups"] == pytest.approx(0.55)
-    lines = list(report_lines(report))
-    assert max(map(len, lines)) <= 80
-    assert any("30.0 % ± 14.1" in line for line in lines)
+    assert any("30.0 % ± 14.1" in line for line in report_lines(report))
     plain = benchmark().measure([colors])
     assert (plain["groups"], plain["mean_of_groups"], plain["mean"]) == ({}, None, 0.5)
 
@@ -278,10 +262,8 @@ def test_trials_are_reused_unless_anything_changed(benchmark, model, colors, tmp
         assert any("done before" in line for line in bench.lines)
         with pytest.raises(TypeError):  # other settings are another trial
             benchmark(**SMALL | {"steps": 9}).measure([colors])
-    path, bench = (
-        tmp_path / "probe" / "results.jsonl",
-        benchmark(method="probe", out=tmp_path / "probe"),
-    )
+    path = tmp_path / "probe" / "results.jsonl"
+    bench = benchmark(method="probe", out=tmp_path / "probe")
     bench.measure([colors])
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]) + lines[-1][:20])  # cut off by a crash
@@ -321,16 +303,14 @@ def test_paths_are_relative_to_the_tasks_file(tmp_path, monkeypatch):
 
 def test_val_is_used_without_a_test_split(tmp_path):
     for split in ("train", "val"):
-        for name in ("ape", "bee"):
-            (tmp_path / "set" / split / name).mkdir(parents=True)
-            for number in range(4):
-                (tmp_path / "set" / split / name / f"{number}.png").write_bytes(b"")
-    assert len(open_keys(tmp_path / "set").test) == 8
+        write_folder(tmp_path / "set" / split, count=2)
+    assert len(open_keys(tmp_path / "set").test) == 6
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (None, "cannot read the tasks in"),
         ("", "has no tasks"),
         ("[task]\ndata = 'a'", r"write \[\[task\]\]"),
         ("[[tasks]]\ndata = 'a'", "unknown key 'tasks'; did you mean 'task'?"),
@@ -344,10 +324,9 @@ def test_val_is_used_without_a_test_split(tmp_path):
     ],
 )
 def test_invalid_tasks_file_raises(tmp_path, text, message):
+    path = tasks_file(tmp_path, text) if text is not None else tmp_path / "none.toml"
     with pytest.raises(ConfigError, match=message):
-        read_tasks(tasks_file(tmp_path, text))
-    with pytest.raises(ConfigError, match="cannot read the tasks in"):
-        read_tasks(tmp_path / "none.toml")
+        read_tasks(path)
 
 
 def test_unsuitable_data_names_the_task(tmp_path):
@@ -392,28 +371,22 @@ def test_invalid_protocol_raises(benchmark, colors, changes, message):
 # The command
 
 
-def test_command_opens_all_tasks_first(model, tmp_path):
-    write_colors(tmp_path / "colors.npz")
-    text = '[[task]]\ndata = "colors.npz"\n[[task]]\ndata = "none.npz"\n'
-    command = Vtab(model=model, tasks=tasks_file(tmp_path, text), out=tmp_path / "out")
-    with pytest.raises(DataError, match="task 'none': Dataset not found: "):
-        command.run()
-    assert not (tmp_path / "out").exists()
-
-
 def test_command_prints_a_table_and_writes_results(model, tmp_path, capsys):
     write_colors(tmp_path / "a.npz")
     write_colors(tmp_path / "b.npz", train=15)
     text = '[[task]]\ndata = "a.npz"\ngroup = "natural"\n[[task]]\ndata = "b.npz"\ngroup = "odd"\n'
-    options = {"model": model, "tasks": tasks_file(tmp_path, text), "out": tmp_path / "out"}
-    Vtab(**options, method="probe", seeds=2).run()
+    options = {"model": model, "out": tmp_path / "out", "method": "probe", "seeds": 2}
+    missing = text + '[[task]]\ndata = "none.npz"\n'
+    with pytest.raises(DataError, match="task 'none': Dataset not found: "):
+        Vtab(**options, tasks=tasks_file(tmp_path, missing)).run()
+    assert not (tmp_path / "out").exists()  # all tasks are opened first
+    options["tasks"] = tasks_file(tmp_path, text)
+    Vtab(**options).run()
     message = capsys.readouterr().out
-    assert "a, task 1 of 2" in message
     assert "note: only 30 training images, of 1,000" in message
-    assert "mean of natural (1)" in message
-    assert "mean of all tasks (2)" in message
-    assert "mean of the group means" in message
-    Vtab(**options, method="probe", seeds=2, json=True).run()
+    for mean in ("of natural (1)", "of all tasks (2)", "of the group means"):
+        assert f"mean {mean}" in message
+    Vtab(**options, json=True).run()
     out, err = capsys.readouterr()
     assert "done before" in err
     results = json.loads((tmp_path / "out" / "results.json").read_text())
