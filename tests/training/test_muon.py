@@ -70,14 +70,6 @@ def test_scales_and_batches_do_not_matter():
         torch.testing.assert_close(update, other, atol=1e-6, rtol=1e-6)
 
 
-def test_fused_parts_are_orthogonalized_separately():
-    parts = [random(8, 8, seed=i) * 10**i for i in range(3)]
-    weight = nn.Parameter(torch.zeros(24, 8))
-    weight.grad = torch.cat(parts)
-    Muon([{"params": [weight], "parts": 3}], lr=1.0).step()
-    torch.testing.assert_close(weight.detach(), -torch.cat(orthogonalize(parts)))
-
-
 def test_groups_keep_their_rates_and_parts():
     shapes = [(24, 8), (8, 8), (32, 8), (8, 32)]
     weights = [nn.Parameter(random(*shape, seed=i)) for i, shape in enumerate(shapes)]
