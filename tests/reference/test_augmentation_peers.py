@@ -6,20 +6,15 @@ left out, since there ours fades into the fill), and AugMix (1: torchvision cuts
 round).
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from vitrail.data import augment
-from vitrail.data.augment import (
-    AUG_MIX,
-    COLOR_OPS,
-    GEOMETRY_OPS,
-    RAND_AUGMENT,
-    TRIVIAL_AUGMENT,
-    Geometry,
-)
+from vitrail.data.augment import AUG_MIX, COLOR_OPS, GEOMETRY_OPS, RAND_AUGMENT, Geometry
 
 functional = pytest.importorskip("torchvision.transforms.functional")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -91,9 +86,8 @@ def difference(ours, theirs):
 def test_color_operations_match(name, theirs, amounts, mode):
     for image in images(mode):
         for amount in amounts:
-            assert difference(COLOR_OPS[name](image, amount), theirs(image, amount)).max() == 0, (
-                amount
-            )
+            ours = COLOR_OPS[name](image, amount)
+            assert difference(ours, theirs(image, amount)).max() == 0, amount
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -154,7 +148,7 @@ def our_name(name):
     ("policy", "peer", "bins"),
     [
         (RAND_AUGMENT["torchvision"], v2.RandAugment, 31),
-        (TRIVIAL_AUGMENT, v2.TrivialAugmentWide, 31),
+        (augment.TRIVIAL_AUGMENT, v2.TrivialAugmentWide, 31),
         (AUG_MIX, v2.AugMix, 10),
     ],
 )
@@ -197,23 +191,11 @@ def test_magnitudes_match_timm(flavor, names, monkeypatch):
                 assert ours == pytest.approx(side * theirs), (name, magnitude)
 
 
-class Script:
+def scripted(draws, share=0.0, weights=()):
     """A generator whose next draws are known."""
-
-    def __init__(self, draws, beta=0.0, weights=()):
-        self.draws, self.share, self.weights = iter(draws), beta, weights
-
-    def integers(self, _high):
-        return next(self.draws)
-
-    def random(self):
-        return next(self.draws)
-
-    def beta(self, *_alpha):
-        return self.share
-
-    def dirichlet(self, _alpha):
-        return self.weights
+    draws = iter(draws)
+    known = {"beta": lambda *_: share, "dirichlet": lambda _: weights}
+    return SimpleNamespace(integers=lambda _: next(draws), random=lambda: next(draws), **known)
 
 
 @pytest.mark.parametrize("magnitude", [0, 9, 30])
@@ -231,7 +213,7 @@ def test_rand_augment_matches_torchvision(magnitude, monkeypatch):
             draws = []
             for number in (first, second):  # ours draws the sign the other way round
                 draws += [ours.index(our_name(names[number])), 1 - sign, 0.5, 0.5]
-            changed = augment.rand_augment(image, Script(draws), 2, magnitude)
+            changed = augment.rand_augment(image, scripted(draws), 2, magnitude)
             assert difference(changed, expected).max() == 0, (names[first], names[second])
 
 
@@ -253,5 +235,5 @@ def test_aug_mix_matches_torchvision(monkeypatch):
         monkeypatch.setattr(torch, "rand", lambda *_: 0.7)
         expected = peer(image)
         monkeypatch.undo()
-        rng = Script(our_draws, share, weights)
+        rng = scripted(our_draws, share, weights)
         assert difference(augment.aug_mix(image, rng, width=6, depth=1), expected).max() <= 1
