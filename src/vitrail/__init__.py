@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitrail.training.config import Settings as Settings
     from vitrail.training.trainer import train as train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 MODULE_OF = {
     "allow_outside": "data.storage",

@@ -51,9 +51,12 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> C
     return ConfigError(f"unknown {kind} {name!r}; {hint}")
 
 
+def renamed(old: str, new: str) -> str:
+    return f"{old} is now {new}; the old name will be removed in 0.3"
+
+
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    message = f"{old} is now {new}; the old name will be removed in 0.3"
-    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+    warnings.warn(renamed(old, new), DeprecationWarning, stacklevel=stacklevel)
 
 
 def renamed_attribute(old: str, new: str) -> Any:

@@ -105,11 +105,17 @@ def test_wrong_words_are_one_line_and_status_2(argv, message, columns, capsys, m
     assert capsys.readouterr().err == f"vitrail: {message}\n"
 
 
-def test_options_of_0_1_still_work(capsys):
+def test_options_of_0_1_still_work_with_a_warning(capsys):
     assert main(["finetune", "x", "--ladder", "--resume", "--from", "y"]) == 2
-    assert "--search cannot be resumed" in capsys.readouterr().err
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning == "vitrail: --ladder is now --search; the old name will be removed in 0.3"
+    assert "--search cannot be resumed" in error
     assert main(["serve", "--max-pictures=3"]) == 2
-    assert "no model to serve" in capsys.readouterr().err
+    warning, error = capsys.readouterr().err.splitlines()
+    assert "--max-pictures is now --max-images" in warning
+    assert "no model to serve" in error
+    assert main(["finetune", "x", "--no-ladder", "--quiet", "--resume", "--search"]) == 2
+    assert "is now" not in capsys.readouterr().err
 
 
 def test_none_resets_a_setting_of_a_recipe(capsys):

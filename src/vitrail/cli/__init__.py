@@ -34,7 +34,7 @@ from vitrail.cli.reproduce import Reproduce
 from vitrail.cli.train import Demo, Finetune, Train
 from vitrail.cli.vtab import Vtab
 from vitrail.data.storage import allow_outside
-from vitrail.errors import VitrailError, unknown
+from vitrail.errors import VitrailError, renamed, unknown
 
 GROUPS: dict[str, dict[str, tuple[type, str]]] = {
     "Data": {
@@ -161,7 +161,10 @@ def parse(argv: Sequence[str]) -> Any:
         raise unknown("command", name, COMMANDS, "`vitrail --help` lists all commands")
     for number, word in enumerate(options):
         option, equals, value = word.partition("=")
-        options[number] = f"{OLD_OPTIONS.get(option, option)}{equals}{value}"
+        if option in OLD_OPTIONS:
+            options[number] = f"{OLD_OPTIONS[option]}{equals}{value}"
+            if not VERBOSITY.quiet:
+                print(f"vitrail: {renamed(option, OLD_OPTIONS[option])}", file=sys.stderr)
     command = with_switches(COMMANDS[name])
     default: Any = tyro.MISSING_NONPROP
     if issubclass(command, Train):

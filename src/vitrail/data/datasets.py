@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vitrail.data.storage import is_remote
-from vitrail.errors import ConfigError, DataError, unknown
+from vitrail.errors import ConfigError, DataError, renamed_attribute, unknown
 from vitrail.formatting import comma_list
 
 Label = int | tuple[int, ...]
@@ -258,6 +258,9 @@ class ImageDataset:
     def subset(self, indices: np.ndarray) -> "ImageDataset":
         rows = indices if self.rows is None else self.rows[indices]
         return ImageDataset(self.index, rows, splits=self.splits)
+
+    numbers = renamed_attribute("numbers", "class_ids")
+    take = renamed_attribute("take", "subset")
 
     def sizes(self) -> np.ndarray | None:
         """Return the size of each image in bytes without reading any; None if unknown."""

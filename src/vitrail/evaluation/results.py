@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitrail.data.datasets import Dataset, Label
-from vitrail.errors import DataError
+from vitrail.errors import DataError, renamed_attribute, warn_renamed
 from vitrail.evaluation.metrics import Estimate, LossKind, SampleScores, score_samples
 
 MAX_MISTAKES = 24  # kept, and shown on a page
@@ -34,6 +34,8 @@ class ClassMetrics(NamedTuple):
     f1: float
     average_precision: float | None = None  # multi-label data only
 
+    pictures = renamed_attribute("pictures", "support")
+
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
@@ -45,6 +47,8 @@ class Mistake:
     predicted: int
     confidence: float  # probability of the predicted class
     label_probability: float  # of the most likely label if there are several
+
+    chance = renamed_attribute("chance", "label_probability")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +124,12 @@ class EvaluationResult:
     selective: SelectiveAccuracy | None = None  # the same
     notes: tuple[str, ...] = ()  # decisions made for the user, and warnings
     predictions: Predictions | None = None
+
+    @property
+    def outcome(self) -> "EvaluationResult":
+        """In 0.1, the quick evaluation was an object of its own."""
+        warn_renamed(".outcome.loss", ".loss")
+        return self
 
     @property
     def multi_label(self) -> bool:

@@ -83,6 +83,10 @@ class ImageInspection:
     layers: dict[int, np.ndarray] = field(default_factory=dict)  # layer → (H, N, N), on request
     neighbors: tuple[Neighbor, ...] = ()
 
+    classes = renamed_attribute("classes", "predictions")
+    colors = renamed_attribute("colors", "token_colors")
+    lag = renamed_attribute("lag", "token_offset")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
