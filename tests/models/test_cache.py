@@ -151,6 +151,8 @@ def test_fake_tensors_are_not_cached():
         torch.nn.Linear.register_full_backward_hook,
         torch.nn.Linear.register_full_backward_pre_hook,
         lambda _, hook: torch.nn.modules.module.register_module_forward_hook(hook),
+        lambda _, hook: torch.nn.modules.module.register_module_forward_pre_hook(hook),
+        lambda _, hook: torch.nn.modules.module.register_module_full_backward_hook(hook),
     ],
 )
 def test_hooked_linear_is_not_plain(register):

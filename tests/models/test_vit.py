@@ -237,6 +237,25 @@ def test_forward_hooks_see_unmodified_outputs(tiny):
         torch.testing.assert_close(outputs["mlp.fc1"], hidden)
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_forward_pre_hooks_see_unmodified_inputs(tiny, everywhere):
+    model = random_model(tiny).float()
+    branch, inputs = model.encoder.blocks[0].branch1, []
+
+    def hook(module, args):
+        if module is branch:
+            inputs.extend([args[0], args[0].clone()])
+
+    registered = torch.nn.modules.module.register_module_forward_pre_hook
+    handle = registered(hook) if everywhere else branch.register_forward_pre_hook(hook)
+    try:
+        with torch.no_grad():
+            model(torch.randn(2, 3, 8, 8))
+    finally:
+        handle.remove()
+    assert torch.equal(*inputs)
+
+
 @pytest.mark.parametrize("kind", [{}, {"distillation": True}, {"pool": "map"}])
 def test_replaced_qkv_layer_is_called(tiny, kind):
     model = random_model(tiny.change(**kind))
@@ -250,6 +269,10 @@ def test_replaced_qkv_layer_is_called(tiny, kind):
     torch.testing.assert_close(model(images), expected)
     assert calls == [1]
     handle.remove()
+    forward = layer.forward
+    layer.forward = lambda x: calls.append(2) or forward(x)  # as accelerate does
+    torch.testing.assert_close(model(images), expected)
+    assert calls == [1, 2]
     setattr(owner, name, torch.nn.Sequential(layer, Doubled()))  # as adapters do
     assert not torch.allclose(model(images), expected)
 

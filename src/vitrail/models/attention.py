@@ -9,10 +9,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks as GLOBAL_HOOKS
+from torch.nn.modules import module as torch_module
 
 from vitrail.models.config import NormKind, VitConfig
 from vitrail.models.pos_embed import Grid, RelativeKeys, Rotation
+
+FORWARD_HOOKS = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+BACKWARD_HOOKS = torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks
 
 # (query, key, value, bias) → (B, H, Q, K); the default is F.scaled_dot_product_attention
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -150,9 +153,17 @@ class SelfAttention(nn.Module):
 def is_plain_linear(layer: nn.Module) -> bool:
     """Whether a layer is an nn.Linear without hooks or parametrizations, so that using its weight
     directly is equivalent to calling it."""
-    before, after = layer._forward_pre_hooks, layer._forward_hooks
-    hooks = (GLOBAL_HOOKS, before, after, layer._backward_pre_hooks, layer._backward_hooks)
-    return type(layer) is nn.Linear and not any(hooks)
+    hooks = (*BACKWARD_HOOKS, layer._backward_pre_hooks, layer._backward_hooks)
+    return type(layer) is nn.Linear and not has_forward_hooks(layer) and not any(hooks)
+
+
+def has_forward_hooks(*modules: nn.Module) -> bool:
+    """Whether code from outside runs with any of the modules: a forward hook or pre-hook, or a
+    `forward` that was replaced on the instance, as accelerate does."""
+    return any(FORWARD_HOOKS) or any(
+        module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module)
+        for module in modules
+    )
 
 
 def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import (
-    GLOBAL_HOOKS,
     NORMS,
     Attend,
     Axis,
     Relative,
     SelfAttention,
+    has_forward_hooks,
 )
 from vitrail.models.config import Gelu, MlpKind, Numerics, VitConfig
 from vitrail.models.pos_embed import (
@@ -248,7 +248,7 @@ def can_overwrite(output: Tensor, *modules: nn.Module) -> bool:
     """Whether the output of `modules` may be modified in place: no autograd, no forward hooks."""
     if is_tracing() or (torch.is_grad_enabled() and output.requires_grad):
         return False
-    return not GLOBAL_HOOKS and not any(module._forward_hooks for module in modules)
+    return not has_forward_hooks(*modules)
 
 
 def size_bias(sizes: Tensor | None, dtype: torch.dtype) -> Tensor | None:
