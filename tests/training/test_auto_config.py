@@ -281,9 +281,6 @@ def test_plan_follows_the_budget():
     for full in (plans[-1], plan(5, forward=1e-4, read=1e-5)):
         assert (full.name, full.image_size, full.image_sizes) == ("full", 224, ())
         assert full.frozen_blocks == 0
-    many = plan(0.5, train=9000, evaluated=1000)  # too few steps: most of the time for the probe
-    assert many.name == "probe"
-    assert many.probe_images > 1.5 * plan(0.5, train=3000, evaluated=1000).probe_images > 0
     one = plan(2.5)  # the largest affordable image size
     assert one.name == "small"
     assert one.epochs >= ENOUGH_EPOCHS

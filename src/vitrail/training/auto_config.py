@@ -222,10 +222,7 @@ class AutoConfig:
             every = "all weights" if settings.lora is None else "all blocks"
             what = trained if plan.frozen_blocks else every
             sizes = [str(size) for _, size in plan.image_sizes] or [str(plan.image_size)]
-            if plan.name == "probe":
-                self.explain(f"linear probe at {plan.image_size} pixels, then {what}", plan.reason)
-            else:
-                self.explain(f"fine-tuning {what} at {', then '.join(sizes)} pixels", plan.reason)
+            self.explain(f"fine-tuning {what} at {', then '.join(sizes)} pixels", plan.reason)
             if settings.head_init == "probe" and plan.probe_images is not None:
                 self.probe_images = plan.probe_images
                 images = f"{plan.probe_images:,} of {plan.train_images:,} training images"

@@ -203,7 +203,6 @@ def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
 #     growing    all weights; images of three quarters of the size first, the full size last
 #     small      the same, at a smaller size than the checkpoint's
 #     last       the last blocks only, at the smallest size; the others need no backward pass
-#     probe      the same, in the little time that a probe of as many images as possible leaves
 #
 # Crops make objects larger in training than in evaluation, so a model that was trained at a smaller
 # size is better at the full one than at its own (FixRes, Touvron et al. 2019, arXiv:1906.06423).
@@ -214,7 +213,6 @@ ENOUGH_EPOCHS = 1.5  # use the largest image size at which this many fit
 TRAIN_SIZE = 3 / 4  # of the image size, for most of the run
 FULL_SIZE_FROM = 0.9  # of the run
 MIN_EPOCHS = 0.4  # of all weights, at the smallest size; below, the last blocks learn more
-MIN_LAST_EPOCHS = 0.3  # of the last blocks; below, more images for the probe help more
 MIN_SIZE = 4 / 7  # of the checkpoint's image size: 128 of 224 pixels
 LAST_BLOCKS = 1 / 3  # of the depth
 BACKWARD = 2.0  # cost of a backward pass in forward passes
@@ -222,14 +220,13 @@ TIMED_FORWARD = 16  # per timed forward pass
 FINETUNE_END = 4.0  # seconds, for the first steps, saving and the report
 TIMED_FEATURES = 32  # images from which the cost of features is measured
 PROBE_FRACTION = 0.5  # of the time that evaluation leaves, at most, for the features of the probe
-PROBE_ONLY_FRACTION = 0.9  # the same, if the probe is the plan
 MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
 
 
 class FinetunePlan(NamedTuple):
     """How to fine-tune, and why."""
 
-    name: str  # full, growing, small, last or probe
+    name: str  # full, growing, small or last
     image_size: int
     train_images: int
     probe_images: int | None = None  # training images for the probe; None for all
@@ -258,10 +255,10 @@ def plan_finetuning(
         """Return the image size for most of a run that ends at `size`."""
         return max(stride, round(TRAIN_SIZE * size / stride) * stride)
 
-    def probe_images(size: int, fraction: float = PROBE_FRACTION) -> int:
+    def probe_images(size: int) -> int:
         image = forward_seconds(size) + read
         free = seconds - FINETUNE_END - evaluated * image
-        return min(train, max(MIN_PROBE_IMAGES, int(fraction * free / image)))
+        return min(train, max(MIN_PROBE_IMAGES, int(PROBE_FRACTION * free / image)))
 
     def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Return the epochs that fit, if a fraction of the blocks is trained."""
@@ -273,7 +270,7 @@ def plan_finetuning(
         step = cost * (1 + BACKWARD * trained) + read
         return max(0.0, seconds - FINETUNE_END - passes) / (train * step)
 
-    smallest, frozen, sizes_of_run, fraction = min(sizes), 0, (), PROBE_FRACTION
+    smallest, frozen, sizes_of_run = min(sizes), 0, ()
     if (count := epochs(native, growing=False)) >= FULL_EPOCHS:
         name, size, reason = "full", native, f"about {count:.0f} epochs fit"
     else:
@@ -290,12 +287,9 @@ def plan_finetuning(
             frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
             count = epochs(size, trained=1 - frozen / config.depth)
             reason = f"about {count:.1f} epochs fit, {fit[size]:.1f} of all weights"
-            if count < MIN_LAST_EPOCHS:
-                name, fraction = "probe", PROBE_ONLY_FRACTION
-                reason = f"only {count:.2f} epochs of them would fit, too few to improve on it"
         first = training_size(size)
         sizes_of_run = ((0.0, first), (FULL_SIZE_FROM, size)) if first < size else ()
-    probed = probe_images(size, fraction)
+    probed = probe_images(size)
     return FinetunePlan(
         name=name,
         image_size=size,
