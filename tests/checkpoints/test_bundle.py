@@ -27,6 +27,40 @@ def test_bundle_round_trip(tmp_path, name):
         assert torch.equal(loaded(images), model(images))
 
 
+def test_float16_bundle_has_rounded_weights_and_a_digest(tmp_path):
+    model = random_model(VIT)
+    save(model, tmp_path / "half", dtype=torch.float16)
+    loaded, weights = load(tmp_path / "half"), tmp_path / "half" / "model.safetensors"
+    rounded = {name: x.half().float() for name, x in model.state_dict().items()}
+    assert all(torch.equal(x, rounded[name]) for name, x in loaded.state_dict().items())
+    save(model, tmp_path / "full")
+    full = (tmp_path / "full" / "model.safetensors").stat().st_size
+    parameters = sum(p.numel() for p in model.parameters())
+    assert full - weights.stat().st_size >= 2 * parameters - 100  # the header is about the same
+    assert "rounded to float16" in (tmp_path / "half" / "README.md").read_text()
+    save(loaded, tmp_path / "again")  # as float32, with the values and the digest of float16
+    digests = [json.loads((tmp_path / n / "config.json").read_text()) for n in ("half", "again")]
+    assert digests[0]["weights"] == digests[1]["weights"]
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match="do not match their digest"):
+        load(tmp_path / "half")
+
+
+def test_weights_that_float16_cannot_express_are_not_stored(tmp_path):
+    model = random_model(VIT)
+    with torch.no_grad():
+        model.head.bias[0] = 1e6
+    with pytest.raises(CheckpointError, match=r"head.bias has values up to 1e\+06"):
+        save(model, tmp_path / "half", dtype=torch.float16)
+    assert not (tmp_path / "half").exists()
+    with pytest.raises(CheckpointError, match="float32 or float16 weights, not torch.int8"):
+        save(model, tmp_path / "half", dtype=torch.int8)
+    with pytest.raises(CheckpointError, match="only a bundle can be torch.float16"):
+        save(model, tmp_path / "x.npz", "google", dtype=torch.float16)
+
+
 def test_bundle_of_version_0_1_gives_the_same_probabilities():
     folder = Path(__file__).parent / "bundle-0.1"
     model = load(folder)

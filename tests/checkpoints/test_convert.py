@@ -44,6 +44,22 @@ def test_dry_run_writes_nothing_and_json_lists_every_tensor(npz, tmp_path, capsy
     assert len(done["tensors"]) == len(random_model(VIT).state_dict())
 
 
+def test_convert_to_a_half_as_large_bundle_without_head(npz, tmp_path, capsys):
+    command = ["convert", str(npz), str(tmp_path / "out"), "--to", "bundle", "--drop-head"]
+    assert main([*command, "--half", "--dry-run"]) == 0
+    assert "note: the weights are rounded to float16" in capsys.readouterr().out
+    assert main([*command, "--half"]) == 0
+    out = capsys.readouterr().out
+    assert "changed: head: 3 -> 0 classes (removed: the model returns features)" in out
+    assert 0 < float(out.partition("probe image differ by ")[2].split()[0]) < 1e-2
+    model, full = load(tmp_path / "out"), random_model(VIT)
+    assert model.head is None
+    for name, weight in model.state_dict().items():
+        assert weight.equal(full.state_dict()[name].half().float())
+    assert main(["convert", str(npz), str(tmp_path / "x"), "--to", "timm", "--half"]) == 2
+    assert "--to timm is always float32" in capsys.readouterr().err
+
+
 def test_numerics_loss_needs_allow_loss(npz, tmp_path, capsys):
     command = ["convert", str(npz), str(tmp_path / "out.pth"), "--to", "torchvision"]
     assert main(command) == 2

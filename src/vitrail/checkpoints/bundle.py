@@ -4,6 +4,9 @@
     config.json         architecture, numerics, preprocessing, class names, provenance
     README.md           model card
 
+Weights are float32 or, in half the space, float16; either is loaded as float32, and the digest is
+that of the float32 values.
+
 Each file is written atomically. config.json names the weights it belongs to by digest; after a
 crash between two files they disagree, and the header, written together with the weights, wins. So
 a bundle is always the old one or the new one. Other files in the folder are not touched.
@@ -44,27 +47,49 @@ KEYS = ("vitrail", "model", "preprocessing", "class_names", "provenance", "multi
 KEYS += ("conformal", "weights")
 GENERATED = "<!-- made by vitrail; saving again rewrites it unless this line is gone -->"
 MAX_CARD_CLASSES = 20
+DTYPES = (torch.float32, torch.float16)  # of stored weights
 
 
-def save_bundle(model: Model, folder: Path, metadata: Metadata | None = None) -> None:
-    """Write a model and its metadata into a folder."""
+def save_bundle(
+    model: Model,
+    folder: Path,
+    metadata: Metadata | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write a model and its metadata into a folder, with weights rounded to `dtype`."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"cannot write a bundle to {folder}: it is a file, not a folder")
     metadata = get_metadata(model) if metadata is None else metadata
     check_class_names(metadata, model.config)
-    tensors = float32_state_dict(model)
+    stored = round_weights(float32_state_dict(model), dtype)
     config: dict[str, Any] = {
         "vitrail": {"bundle": VERSION, "version": __version__},
         "model": to_dict(model.config),
         **metadata.to_dict(),
     }
-    config["weights"] = digest(tensors, config)
-    write_file(folder / WEIGHTS, tensors, {HEADER: json.dumps(config)})
+    config["weights"] = digest({name: x.float() for name, x in stored.items()}, config)
+    write_file(folder / WEIGHTS, stored, {HEADER: json.dumps(config)})
     write_json(folder / CONFIG, config)
     if is_generated_card(folder / CARD):
         with atomic_write(folder / CARD) as temporary:
-            card = model_card(model.config, metadata, folder.resolve().name)
+            card = model_card(model.config, metadata, folder.resolve().name, dtype)
             temporary.write_text(card, encoding="utf-8")
+
+
+def round_weights(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return float32 weights in the precision in which they are stored."""
+    if dtype not in DTYPES:
+        raise CheckpointError(f"a bundle stores float32 or float16 weights, not {dtype}")
+    rounded = {name: x.to(dtype) for name, x in tensors.items()}
+    for name, x in rounded.items():
+        if torch.isinf(x).any() and not torch.isinf(tensors[name]).any():
+            largest = float(tensors[name].abs().max())
+            raise CheckpointError(
+                f"{name} has values up to {largest:.3g}, more than float16 can express; store the "
+                "weights as float32"
+            )
+    return rounded
 
 
 def contains_model(folder: Path) -> bool:
@@ -148,7 +173,9 @@ def digest(tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
     return total.hexdigest()
 
 
-def model_card(config: Config, metadata: Metadata, folder: str) -> str:
+def model_card(
+    config: Config, metadata: Metadata, folder: str, dtype: torch.dtype = torch.float32
+) -> str:
     """Return the README.md of a bundle."""
     height, width = pair(config.image_size)
     numerics = config.numerics
@@ -167,6 +194,8 @@ def model_card(config: Config, metadata: Metadata, folder: str) -> str:
         "resize": describe_resize(metadata.preprocessing),
         "normalization": describe_normalization(metadata.preprocessing),
     }
+    if dtype != torch.float32:
+        rows["weights"] = f"rounded to {str(dtype).removeprefix('torch.')}"
     rows |= {
         key.replace("_", " "): str(value)
         for key, value in metadata.provenance.items()

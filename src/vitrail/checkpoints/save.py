@@ -22,6 +22,7 @@ from vitrail.checkpoints.load import (
     ONE_PREPROCESSING,
     OUR_METADATA,
     Reference,
+    adapt,
     describe_preprocessing,
     digest_of_base,
     merge_adapter,
@@ -45,6 +46,8 @@ OLDER = "google-older"  # vision_transformer's names before 2021
 NUMBERED = "encoderblock|MixerBlock|encoder_layer|blocks?|layers?|stages|unit"
 LIBRARIES = {"google": "vision_transformer", "huggingface": "transformers"}  # others: the format
 ROUNDING = 1.5  # of 255 levels; the resize kernels of the libraries round differently
+HALF_NOTE = "the weights are rounded to float16"
+HALF_TOLERANCE = 5e-2  # the same for weights rounded to float16; usually below 2e-3
 TOLERANCE = 1e-6  # relative to the largest logit; equal weights and numerics give equal logits
 
 
@@ -57,10 +60,12 @@ def save(
     preprocessing: Preprocessing | None = None,
     provenance: Mapping[str, Any] | None = None,
     allow_loss: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Save a model so that vitrail or another library can load it. Weights become float32.
+    """Save a model so that vitrail or another library can load it.
 
     >>> save(model, "folder", class_names=["cat", "dog"])  # a bundle
+    >>> save(model, "folder", dtype=torch.float16)  # half as large
     >>> save(model, "ViT-B_16.npz", "google")
     >>> save(model, "folder", "huggingface")
 
@@ -69,6 +74,7 @@ def save(
         provenance: JSON values to record, such as {"data": fingerprint(source)}.
         allow_loss: write the weights although the format cannot express the model's numerics.
             Any other unsupported feature is an error.
+        dtype: float32, or float16 for a bundle, which rounds the weights; both load as float32.
     """
     model, destination = unwrap_model(model), Path(path)
     metadata = get_metadata(model)
@@ -82,8 +88,10 @@ def save(
         metadata = replace(metadata, provenance=dict(metadata.provenance) | dict(provenance))
     bundle.check_class_names(metadata, model.config)
     if format == "bundle":
-        bundle.save_bundle(model, destination, metadata)
+        bundle.save_bundle(model, destination, metadata, dtype=dtype)
         return
+    if dtype != torch.float32:
+        raise CheckpointError(f"{format} is written as float32; only a bundle can be {dtype}")
     losses = check_losses(model, format, destination, allow_loss)
     table = table_for(model.config, table_name(format))
     file = weights_path(destination, format)
@@ -204,18 +212,26 @@ def convert(
     heads: int | None = None,
     preprocessing: str | Preprocessing | None = None,
     adapter: Path | None = None,
+    drop_head: bool = False,
+    half: bool = False,
     allow_loss: bool = False,
     dry_run: bool = False,
 ) -> Conversion:
     """Write the source in another format and verify that it is the same model.
 
-    `adapter` is a LoRA adapter that is merged into the source first.
+    `adapter` is a LoRA adapter that is merged into the source first. `drop_head` leaves a model of
+    features. `half` rounds the weights of a bundle to float16; the difference is that of rounding.
     """
     weights_path(destination, to)  # reject a wrong destination before any work
+    if half and to != "bundle":
+        raise CheckpointError(f"--half stores a bundle as float16; --to {to} is always float32")
     model, source_format, changes, family = open_reference(source, format=from_format, heads=heads)
     if adapter is not None:
         model, family = merge_adapter(model, adapter), None
         changes.append(("LoRA", "merged", str(adapter)))
+    if drop_head:
+        model, dropped = adapt(model, num_classes=0)
+        changes += dropped
     notice, stated, warnings = "", get_metadata(model), []
     if preprocessing is not None:
         set_preprocessing(model, preprocessing)
@@ -235,7 +251,7 @@ def convert(
         [(before[name], after[name]) for name in before],
         [f"{part}: {change} ({detail})" for part, change, detail in changes],
         lost,
-        storage_notes(model, destination, to),
+        [*storage_notes(model, destination, to), *[HALF_NOTE] * half],
         warnings,
         notice,
     )
@@ -247,14 +263,16 @@ def convert(
             dir=destination.parent, prefix=f".{destination.name}.", ignore_cleanup_errors=True
         ) as folder:
             temporary = Path(folder) / destination.name
-            save(model, temporary, to, allow_loss=allow_loss)
+            dtype = torch.float16 if half else torch.float32
+            save(model, temporary, to, allow_loss=allow_loss, dtype=dtype)
             reloaded, notes = reload(temporary, to, model)
             difference = max_difference(model, reloaded)
             first, second = model.state_dict(), reloaded.state_dict()
             same = first.keys() == second.keys() and all(
-                torch.equal(first[n], second[n]) for n in first
+                torch.equal(first[n].to(dtype).float(), second[n]) for n in first
             )
-            if not same or not (difference <= TOLERANCE or lost):
+            tolerance = HALF_TOLERANCE if half else TOLERANCE
+            if not same or not (difference <= tolerance or lost):
                 raise CheckpointError(
                     f"verification failed: {'logits' if same else 'weights'} differ (logits by "
                     f"{difference:.1e} of the largest); nothing was written to {destination}"

@@ -103,6 +103,10 @@ class Convert:
     preprocessing: Preset = None
     adapter: Path | None = None
     """LoRA adapter of the source (`vitrail finetune --lora`) to merge into its weights."""
+    drop_head: bool = False
+    """Leave out the head: the result returns features."""
+    half: bool = False
+    """bundle: round the weights to float16, for half the size; the difference is printed."""
     allow_loss: bool = False
     """Drop numerics that the format cannot express. Weights are never dropped."""
     dry_run: bool = False
@@ -117,7 +121,8 @@ class Convert:
             self.destination,
             self.to,
             from_format=self.source_format,
-            **options_of(self, "heads", "preprocessing", "adapter", "allow_loss", "dry_run"),
+            **options_of(self, "heads", "preprocessing", "adapter", "drop_head", "half"),
+            **options_of(self, "allow_loss", "dry_run"),
         )
         if done.notice:
             log_stderr(done.notice)
