@@ -55,9 +55,9 @@ def test_weights_that_float16_cannot_express_are_not_stored(tmp_path):
     with pytest.raises(CheckpointError, match=r"head.bias has values up to 1e\+06"):
         save(model, tmp_path / "half", dtype=torch.float16)
     assert not (tmp_path / "half").exists()
-    with pytest.raises(CheckpointError, match="float32 or float16 weights, not torch.int8"):
+    with pytest.raises(CheckpointError, match=r"float32 or float16 weights, not torch\.int8"):
         save(model, tmp_path / "half", dtype=torch.int8)
-    with pytest.raises(CheckpointError, match="only a bundle can be torch.float16"):
+    with pytest.raises(CheckpointError, match=r"only a bundle can be torch\.float16"):
         save(model, tmp_path / "x.npz", "google", dtype=torch.float16)
 
 

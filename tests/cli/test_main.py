@@ -110,10 +110,10 @@ def test_options_of_0_1_still_work_with_a_warning(capsys):
     warning, error = capsys.readouterr().err.splitlines()
     assert warning == "vitrail: --ladder is now --search; the old name will be removed in 0.3"
     assert "--search cannot be resumed" in error
-    assert main(["serve", "--max-pictures=3"]) == 2
+    assert main(["serve", "nowhere", "--max-pictures=300"]) == 2
     warning, error = capsys.readouterr().err.splitlines()
     assert "--max-pictures is now --max-images" in warning
-    assert "no model to serve" in error
+    assert "a request of 300 images never fits" in error
     assert main(["finetune", "x", "--no-ladder", "--quiet", "--resume", "--search"]) == 2
     assert "is now" not in capsys.readouterr().err
 
@@ -227,7 +227,14 @@ def test_closed_pipe_is_no_error():
         ("train builtin:sign-digits --recipe nothing", "nothing"),
         ("train --resume --out EMPTY/none", "no run to resume in"),
         ("train --resume", "--resume needs --out"),
-        ("finetune builtin:sign-digits", "no model given"),
+        ("finetune nowhere --quiet", "Dataset not found: nowhere"),
+        (
+            "finetune builtin:sign-digits --from builtin:vit --out OUT",
+            "available: builtin:vit-photos",
+        ),
+        ("fewshot", "no dataset given"),
+        ("fewshot nowhere --quiet", "Dataset not found: nowhere"),
+        ("predict builtin:sign-digits cat.jpg", "unknown built-in model 'builtin:sign-digits'"),
         ("finetune builtin:sign-digits --from ViT-B/16 --out OUT", NO_WEIGHTS),
         ("evaluate ViT-B/16 builtin:sign-digits", NO_WEIGHTS),
         ("evaluate EMPTY builtin:sign-digits", "EMPTY"),

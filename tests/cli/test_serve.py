@@ -39,7 +39,7 @@ def test_port_in_use_is_one_line_and_status_2(bundle, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "no model to serve"),
+        (("--host", "0.0.0.0"), "every machine that reaches 0.0.0.0 could teach classes"),
         (("{}", "tiny={}"), "two models are called 'tiny'"),
         (("=x{}",), "is not a model"),
         (("{}/gone",), "file not found"),
@@ -52,7 +52,10 @@ def test_port_in_use_is_one_line_and_status_2(bundle, capsys):
         (("{}", "--timeout", "0"), "timeout=0.0 must be greater than 0"),
         (("{}", "--teach-to", "x"), "it needs --allow-teach"),
         (("{}", "--token", "päss"), "printable ASCII"),
-        (("{}", "--merge", "1", "--allow-teach"), "omit --merge or --allow-teach"),
+        (
+            ("{}", "--merge", "1", "--allow-teach"),
+            "omit --merge, or serve a model without --allow-teach",
+        ),
         (("{}", "--port", "0", "--allow-teach"), "pass --using"),
         (("{}", "--port", "0", "--examples", "nowhere"), "Dataset not found: nowhere"),
     ],

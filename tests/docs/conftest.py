@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sandbox import build
 
-from vitrail.checkpoints import hub
+from vitrail.checkpoints import builtin, hub
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +19,11 @@ def furnished(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def here(furnished, tmp_path, monkeypatch) -> Path:
-    """A copy of them that is the current folder; the hub is one of its folders."""
+    """A copy of them that is the current folder; hub and built-in model are folders of it."""
     folder = tmp_path / "here"
     shutil.copytree(furnished, folder)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(builtin, "FOLDER", furnished / "builtin")
     monkeypatch.setattr(hub, "fetch", lambda address: furnished / "hub")
     monkeypatch.setattr(hub, "push", lambda folder, name, private=False: f"hf:{name}")
     return folder

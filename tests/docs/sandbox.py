@@ -6,6 +6,7 @@ runs/pictures        a model that was trained on pictures/ for a moment, and its
 runs/lora            a run with LoRA from ViT-B_16.npz
 runs/stopped         a run that was interrupted
 taught/              a model that remembers what it was taught
+builtin/             what builtin:vit-photos stands for: a model without a head
 hub/                 what hf:… stands for: a folder as transformers writes it
 ViT-B_16.npz         Google's format; ViT-L_16.npz is the same
 model.safetensors    timm's; deit-ti16/ is the same as a folder
@@ -37,6 +38,7 @@ SMALL: dict[str, Any] = {"depth": 1, "width": 32, "mlp_width": 64, "heads": 2}
 TASK: dict[str, Any] = {"image_size": 32, "num_classes": 3}
 BUILTIN = "builtin:sign-digits"
 COPIES = ("runs/masked", "runs/flowers5", "runs/calibrated", "fashion", "signs")
+TRAINED = "builtin/vit-photos"
 SHOWN = {"birds.toml": "docs/recipes.md", "tasks.toml": "docs/vtab.md"}  # file: page with its text
 
 
@@ -119,6 +121,7 @@ def write_weights() -> None:
     vitrail.save(model, "deit-ti16", "timm")
     model = vitrail.create("ViT-B/16", **SMALL, **TASK, numerics="transformers")
     vitrail.save(model, "hub", "huggingface", class_names=["ant", "bee", "cat"])
+    vitrail.save(vitrail.create("ViT-B/16", **SMALL | {"num_classes": 0}, image_size=32), TRAINED)
 
 
 def train_models() -> None:

@@ -70,7 +70,8 @@ def wrong(tmp_path):
 
 def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):
     out = tmp_path / "report"
-    assert main(["check", str(wrong), "--labels", "--out", str(out), "--json"]) == 0
+    words = ["check", str(wrong), "--labels", "--model", "pixels", "--out", str(out), "--json"]
+    assert main(words) == 0
     labels = json.loads(capsys.readouterr().out)["labels"]
     found = {row["index"] for row in labels["errors"]}
     assert found <= {3, 30, 60, 90, 120, 147}

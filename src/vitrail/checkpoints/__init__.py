@@ -13,5 +13,6 @@ clip.py          transformers' CLIP and SigLIP image towers
 dinov3.py        DINOv3 of transformers, timm and Meta
 torchvision.py   torchvision
 files.py         read untrusted tensor files safely, write files atomically
+builtin.py       models that come with the package: builtin:vit-photos
 hub.py           the Hugging Face hub: hf:owner/name
 """

@@ -1,4 +1,4 @@
-"""Load a model from any reference: a weights file, a folder, or a hub address.
+"""Load a model from any reference: a weights file, a folder, a hub address or a built-in name.
 
 `FORMATS` lists the supported formats. To add one, write a module with a `FORMAT` and list it here.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitrail.checkpoints import (
     bit,
+    builtin,
     bundle,
     clip,
     dinov3,
@@ -91,7 +92,7 @@ ADAPTER = "vitrail-adapter"  # header key of a LoRA adapter
 MAX_GROWTH = 4  # of the number of weights by an adapter, whose header is untrusted
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
 REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
-EXAMPLE = "hf:google/vit-base-patch16-224"
+EXAMPLE = builtin.LARGER
 
 
 @renamed_keyword("tell", "log")
@@ -115,6 +116,7 @@ def load(
     >>> model = load("ViT-B_16.npz")  # the format is detected
     >>> model = load("ViT-B_16.npz", num_classes=10, image_size=384)  # adapted to a new task
     >>> model = load("folder")  # a bundle, or a folder saved by timm or transformers
+    >>> model = load("builtin:vit-photos", num_classes=10)  # comes with vitrail
     >>> model = load("hf:google/vit-base-patch16-224")  # from the Hugging Face hub
     >>> model = load("hf:google/vit-base-patch16-224", numerics="google")  # as its authors run it
 
@@ -167,7 +169,10 @@ def open_reference(
             f"invalid model reference {reference!r}; expected a file, a folder or a hub address "
             f"such as {EXAMPLE}"
         )
-    path = hub.fetch(text) if text.startswith(hub.PREFIX) else Path(reference)
+    if text.startswith(builtin.PREFIX):
+        path = builtin.find(text)
+    else:
+        path = hub.fetch(text) if text.startswith(hub.PREFIX) else Path(reference)
     with readable_errors(path):
         if not path.exists() and is_name(text):
             raise CheckpointError(

@@ -14,7 +14,14 @@ from vitrail.cli.console import (
     printable,
     table,
 )
-from vitrail.cli.options import DataOptions, DataReference, FolderToWrite, Json, UnmetError
+from vitrail.cli.options import (
+    DataOptions,
+    DataReference,
+    FolderToWrite,
+    Json,
+    UnmetError,
+    default_model,
+)
 from vitrail.errors import ConfigError
 from vitrail.formatting import MIB, byte_size, comma_list, percent
 
@@ -43,7 +50,8 @@ class Check(DataOptions):
     labels: bool = False
     """Also find probable label errors and outliers; --out then has a page and labels.csv."""
     model: str | None = None
-    """Model whose features --labels uses (default: pixels, which suffices for simple images)."""
+    """Model whose features --labels uses (default: builtin:vit-photos), or pixels, which suffices
+    for simple images."""
     apply: Path | None = None
     """Reviewed labels.csv: write the dataset with its fixes as .tar shards into --out."""
     strict: bool = False
@@ -75,7 +83,7 @@ class Check(DataOptions):
             if self.labels:
                 from vitrail.probing.label_errors import check_labels
 
-                labels = check_labels(self.data, self.model, progress)
+                labels = check_labels(self.data, self.model or default_model("--model"), progress)
         page = None
         if self.out is not None:
             from vitrail.reports.pages import write_dataset_check

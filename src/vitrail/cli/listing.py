@@ -1,12 +1,14 @@
 """`vitrail models` and `vitrail recipes`: the named architectures, and the training recipes."""
 
+import json
 from dataclasses import dataclass
 from textwrap import indent, wrap
 from typing import Any
 
+from vitrail.checkpoints import builtin
 from vitrail.cli.console import WIDTH, print_json, table
 from vitrail.cli.options import UNMET, Json
-from vitrail.models.config import BitConfig, Config, VitConfig
+from vitrail.models.config import BitConfig, Config, VitConfig, from_dict
 from vitrail.models.registry import CONFIGURATIONS
 from vitrail.training.recipes import recipe_names, summary
 
@@ -15,7 +17,7 @@ COLUMNS = ("name", "parameters", "image_size", "tokens", "depth", "width", "head
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """List the named architectures."""
+    """List the named architectures, and the trained models that come with vitrail."""
 
     like: str = ""
     """Only names that contain this text, ignoring case."""
@@ -23,9 +25,10 @@ class Models:
     """Print one JSON list instead of a table."""
 
     def run(self) -> int:
+        trained = trained_configurations()
         rows = [
             describe(name, config)
-            for name, config in CONFIGURATIONS.items()
+            for name, config in (CONFIGURATIONS | trained).items()
             if self.like.lower() in name.lower()
         ]
         if self.json:
@@ -40,9 +43,18 @@ class Models:
             print(*table(cells, "lrrrrrr", head), sep="\n")
             print("\nParameters include a head of 1000 classes, at the image size shown.")
             print('In Python: vitrail.create("ViT-B/16", num_classes=10)')
+            if any(row["name"] in trained for row in rows):
+                print(f"\n{builtin.PREFIX} models are trained, come with vitrail and have no head:")
+                print(f'vitrail.load("{builtin.DEFAULT}", num_classes=10)')
         else:
             print(f"no name contains {self.like!r}; `vitrail models` lists all")
         return 0 if rows else UNMET
+
+
+def trained_configurations() -> dict[str, Config]:
+    """Return the configurations of the models that come with vitrail."""
+    paths = {name: builtin.find(name) / "config.json" for name in builtin.references()}
+    return {name: from_dict(json.loads(path.read_text())["model"]) for name, path in paths.items()}
 
 
 def describe(name: str, config: Config) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Options that several commands share, exit statuses, and how tyro presents options in help."""
 
+import os
 import re
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from inspect import getdoc
@@ -18,7 +20,8 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from vitrail.cli.console import WIDTH
+from vitrail.checkpoints import builtin
+from vitrail.cli.console import WIDTH, log_stderr, paragraph
 from vitrail.data.preprocessing import Preset as PresetName
 from vitrail.errors import ConfigError, DataError
 from vitrail.export import EngineKind
@@ -40,10 +43,16 @@ LAST = (  # options of several commands, which help lists last
     *("allow_outside", "json", "quiet", "verbose"),
 )
 PRESET_HELP = "How images are resized and normalized, instead of as the model states."
-MODEL_HELP = "A bundle, a weights file, or hf:owner/name."
-RUNNABLE_HELP = "A bundle, a weights file, hf:owner/name, or an exported .onnx file."
+MODEL_HELP = "A bundle, a weights file, hf:owner/name, or builtin:vit-photos."
+RUNNABLE_HELP = (
+    "A bundle, a weights file, hf:owner/name, builtin:vit-photos, or an exported .onnx file."
+)
 ModelReference = Annotated[
     tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)
+]
+OptionalModel = Annotated[
+    tyro.conf.Positional[str],
+    tyro.conf.arg(metavar="[MODEL]", help=f"{MODEL_HELP[:-1]}, which is the default."),
 ]
 RunnableModel = Annotated[
     tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL", help=RUNNABLE_HELP)
@@ -97,6 +106,14 @@ class EngineOptions(DataOptions):
         guard = AccuracyGuard(data=data, max_drop=max_drop)
         chosen = options_of(self, "merge", "preprocessing", "device")
         return Predictor(model, engine=self.engine or "", guard=guard, log=log, **chosen)
+
+
+def default_model(option: str = "", *, log: Callable[[str], None] = log_stderr) -> str:
+    """Return the model that comes with vitrail, and say that it is used; `option` names another."""
+    if os.environ.get("RANK", "0") == "0":
+        for line in paragraph(builtin.default_notice(option)):
+            log(line)
+    return builtin.DEFAULT
 
 
 def options_of(command: object, *names: str) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import tyro
 
 from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log, log_stderr, printable
-from vitrail.cli.options import UNMET, BatchSize, EngineOptions, Int8Data, MaxDrop, RunnableModel
+from vitrail.cli.options import (
+    UNMET,
+    BatchSize,
+    EngineOptions,
+    Int8Data,
+    MaxDrop,
+    RunnableModel,
+    default_model,
+)
 from vitrail.errors import ConfigError, DataError
 from vitrail.export import MAX_DROP
 from vitrail.formatting import truncate
@@ -246,21 +254,29 @@ class Serve(ServerConfig, EngineOptions):
 
     models: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL|NAME=MODEL")
-    ]
-    """Bundles, weights files, hf:owner/name, or .onnx files; the first is the default model."""
+    ] = ()
+    """Bundles, weights files, hf:owner/name, or .onnx files; the first is the default model.
+    Without any, builtin:vit-photos is served, to be taught classes in the page."""
     data: Int8Data = None
     max_drop: MaxDrop = MAX_DROP
 
     def run(self) -> None:
-        if self.merge and self.allow_teach:
+        if self.merge and (self.allow_teach or not self.models):
             raise ConfigError(
-                "--merge changes the features that classes are taught from; omit --merge or "
-                "--allow-teach"
+                "--merge changes the features that classes are taught from; omit --merge, or serve "
+                "a model without --allow-teach"
             )
-        references = parse_models(self.models)
-        from vitrail.serving.server import serve
-
         token = os.environ.get(TOKEN) if self.token is None else self.token
         config = replace(self, token=token, log="off" if VERBOSITY.quiet else self.log)
+        if not config.models:
+            if not (config.allow_teach or config.is_loopback or token):
+                raise ConfigError(
+                    f"without a model, every machine that reaches {self.host} could teach classes; "
+                    "set a --token, pass --allow-teach, or name a model"
+                )
+            config = replace(config, models=(default_model(log=log),), allow_teach=True)
+        references = parse_models(config.models)
+        from vitrail.serving.server import serve
+
         load = partial(self.open_predictor, data=self.data, max_drop=self.max_drop, log=log)
         serve(references, config, predictor=load, log=partial(print, flush=True))

@@ -33,6 +33,7 @@ from vitrail.probing.features import features_of, pixels_of
 ROUNDS = 2  # fits: on all images, then without those that count for another class
 OUTLIERS = 0.02  # of the images are listed as the most unusual ones
 COLUMNS = ("name", "split", "index", "label", "suggested", "margin", "action")
+PIXELS = "pixels"  # instead of a model: the features are small copies of the images
 ACTIONS = ("keep", "fix", "drop")
 
 
@@ -49,12 +50,12 @@ class LabelCheck:
 
 def check_labels(
     reference: str,
-    model: str | None = None,
+    model: str = PIXELS,
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> LabelCheck:
-    """Check the labels of all splits, with the features of a model or, without one, pixels."""
-    backbone = None if model is None else load(model)
+    """Check the labels of all splits, with the features of a model, or pixels."""
+    backbone = None if model == PIXELS else load(model)
     parts: list[tuple[str, ImageDataset, Any]] = []
     for split, dataset in open_splits(reference).items():
         if dataset.multi_label:
@@ -84,7 +85,7 @@ def check_labels(
         outliers=[rows[i] | {"distance": float(distances[i])} for i in unusual],
         accuracy=float((p.argmax(axis=1) == labels).mean()),
         images=len(labels),
-        features=model or "32 x 32 pixels",
+        features="32 x 32 pixels" if backbone is None else model,
     )
 
 

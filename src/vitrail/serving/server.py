@@ -122,7 +122,10 @@ def load_model(
         state.examples[name] = find_examples(loaded.metadata, data)
     state.add_model(name, loaded, memory)
     classes = len(loaded.classes)
-    log(f"{name}: {classes:,} class{'es' * (classes != 1)}, engine {loaded.engine.name}")
+    hint = ""
+    if not classes:
+        hint = "; add two or more in the page" if memory else "; to add some, pass --allow-teach"
+    log(f"{name}: {classes:,} class{'es' * (classes != 1)}, engine {loaded.engine.name}{hint}")
 
 
 def make_server(app: Any, state: "AppState") -> "DrainingServer":

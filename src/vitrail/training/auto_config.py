@@ -39,6 +39,8 @@ SMALL_IMAGE = 40  # pixels, up to which images are not downsampled
 FAST_DECODE = 1.5e-3  # seconds per image below which no data loading processes are needed
 SMALL_DATASET = 20_000  # images, below which a dataset needs strong augmentation
 LARGE_DATASET = 100_000
+FEW_PHOTOGRAPHS = 5_000  # up to which starting from the built-in model is very likely better
+MIN_PHOTOGRAPH = 64  # pixels, from which its features are
 IMBALANCED = 10  # times as many images in the largest class as in the smallest
 MIXING_AFTER = 15  # epochs, after which mixing helps on a small dataset
 # At the cost of four blocks of two thirds of the width, two wide ones learn more in a short time.
@@ -65,12 +67,13 @@ class DatasetStats:
     seconds: float  # to read and decode one image
     channels: int  # 1 for grayscale, 3 for color, or those of the arrays
     multi_label: bool
+    photographs: bool = False  # whether most images look like photographs: JPEG files in color
     class_images: tuple[int, int] = (1, 1)  # fewest and most of a class; multi-label data: 1
 
 
 def dataset_stats(dataset: Dataset) -> DatasetStats:
     """Estimate the statistics of a dataset from a few evenly spaced images."""
-    sides, channels, started = [], [], time.monotonic()
+    sides, channels, photographs, started = [], [], 0, time.monotonic()
     for index in sample_indices(dataset):
         try:
             data = dataset[index].data
@@ -82,6 +85,7 @@ def dataset_stats(dataset: Dataset) -> DatasetStats:
                 sides.append(min(image.height, image.width))
                 pixels = image.pixels(channels=3, min_size=(32, 32))
                 channels.append(1 if (np.ptp(pixels.astype(np.int16), axis=2) <= 2).all() else 3)
+                photographs += image.format == "JPEG" and channels[-1] == 3
         except DataError:
             continue
     if not sides:
@@ -100,6 +104,7 @@ def dataset_stats(dataset: Dataset) -> DatasetStats:
         seconds=seconds,
         channels=max(channels),
         multi_label=dataset.multi_label,
+        photographs=photographs > len(sides) / 2,
         class_images=class_images,
     )
 
@@ -346,6 +351,16 @@ class AutoConfig:
             accuracy = percent(settings.until_accuracy)
             why = "val is then used for model selection"
             self.explain(f"early stopping at {accuracy} val accuracy", why)
+
+
+def suggests_transfer(settings: Settings, stats: DatasetStats) -> bool:
+    """Return whether the built-in model is probably a better start than random weights.
+
+    Only for few color photographs, and if nothing says that a model of its own is wanted.
+    """
+    free = settings.model == ModelSettings() and settings.objective == "classify"
+    few = stats.images <= FEW_PHOTOGRAPHS and stats.classes > 1 and not stats.multi_label
+    return free and few and stats.photographs and stats.side >= MIN_PHOTOGRAPH
 
 
 def is_small(start: Config) -> bool:

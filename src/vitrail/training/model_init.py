@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vitrail import distributed
+from vitrail.checkpoints import builtin
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import HEADS, REGULARIZATION, load, with_head
 from vitrail.checkpoints.metadata import Metadata, get_metadata
@@ -40,6 +41,7 @@ from vitrail.training.auto_config import (
     AutoConfig,
     dataset_stats,
     sample_indices,
+    suggests_transfer,
     uses_whitening,
 )
 from vitrail.training.budget import plan_finetuning, seconds_per_image
@@ -107,6 +109,11 @@ def build_model(
             log(line)
         preprocessing = get_metadata(model).preprocessing
     else:
+        if suggests_transfer(settings, stats) and builtin.references():
+            log(
+                f"note: for {stats.images:,} photographs, fine-tuning the built-in model is "
+                f'probably better: `vitrail finetune`, in Python start="{builtin.DEFAULT}"'
+            )
         auto = AutoConfig(settings, stats, gpu=gpu, start=None)
         chosen = auto.settings.model
         assert chosen.name is not None

@@ -27,7 +27,11 @@ function showClasses() {
   // Before the first image: the classes of the model.
   const classes = app.about?.classes ?? [], more = classes.length - MAX_NAMED;
   const names = more > 1 ? [...classes.slice(0, MAX_NAMED), more.toLocaleString("en") + " more"] : classes;
-  if (!classes.length) return setStatus("", "");
+  if (!classes.length) {
+    if (!app.about?.teach) return setStatus("", "");
+    find("teach").open = true;
+    return setStatus("No classes yet", "Add two or more below, from a few images of each.");
+  }
   setStatus(classes.length === 1 ? "1 class" :
     classes.length.toLocaleString("en") + " classes", joinNames(names) +
     (app.about.multi_label ? ". Any number of them may apply to an image." :

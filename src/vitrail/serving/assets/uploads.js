@@ -22,6 +22,8 @@ async function predict(upload) {
     await limitRequests(async () => {
       if (!upload.blob) await prepare(upload);
       if (!upload.image && UNDRAWN) throw new UserError(UNDRAWN, true);
+      if (app.about?.teach && !app.about.classes.length)
+        throw new UserError("There are no classes yet; add two below.", true);
       const query = app.about?.multi_label ? { top: TOP_OF_MANY } : { top: TOP };
       if (!app.about?.multi_label && !app.about?.conformal) query.threshold = THRESHOLD;
       const response = await requestJson("predict", { query, body: upload.blob, onDelay });
