@@ -57,6 +57,7 @@ def run_commands(sandbox: "Sandbox", version: str) -> None:
     print(f"{'':11}accuracy {result['accuracy']:.1%} of {result['samples']} photographs")
     answers = sandbox.vitrail("predict", "runs/first", "pictures", "--json").splitlines()
     expect(len(answers) == 3 and all(json.loads(a)["labels"] for a in answers), "no predictions")
+    sandbox.vitrail("fewshot", DATA, "--shots", "5", "--seeds", "1")  # of the built-in model
     sandbox.vitrail("inspect", "runs/first", "pictures", "--images", "16", "--out", "inside")
     for extra, words in {
         "serve": ("serve", "runs/first"),

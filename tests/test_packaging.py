@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import vitrail
+from vitrail.checkpoints import builtin
 from vitrail.data.datasets import BUILTIN, open_dataset
 from vitrail.errors import VitrailError
 from vitrail.extras import require
@@ -90,6 +91,13 @@ def test_wheel_contains_every_file():
         text=True,
     )
     assert (done.returncode, done.stdout) == (1, "")  # 1: none is ignored
+
+
+def test_built_in_models_have_a_card():
+    for name in builtin.NAMES:
+        card = (PACKAGE / "checkpoints" / "builtin" / name / "README.md").read_text("utf-8")
+        for word in ("public datasets", "not distributed", "Apache-2.0", "teacher"):
+            assert word in card
 
 
 def test_license_files_cover_the_built_in_data():

@@ -382,6 +382,50 @@ def test_taught_classes_are_in_the_downloaded_page_and_head(page, exported, brow
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
+def test_backbone_without_classes_is_taught_in_the_page(browser, tmp_path):
+    """As of `builtin:vit-photos`: a convolutional stem, class token and mean, float16 weights."""
+    config = CONFIGS["conv stem"].change(pool="cls+mean", num_classes=0, depth=2)
+    save(awake(config), tmp_path / "backbone", dtype=torch.float16)
+    export_model(tmp_path / "backbone", tmp_path / "page.html", to="html")
+    images = {
+        name: [encoded(photo(20, 20, s + i)) for i in range(3)]
+        for name, s in (("red", 0), ("blue", 50))
+    }
+    with Tab(browser, offline=True).at((tmp_path / "page.html").as_uri(), "") as page:
+        until_text(page, "headline", "^No classes yet$")
+        give(page, "#files", images["red"][0])
+        until_text(page, "sentence", "There are no classes yet; add two below.")
+        for name, files in images.items():  # the form is open
+            page.locator("#lesson").fill(name)
+            give(page, "#lessons", *files)
+            page.locator("#teach form button").click()
+            until_text(page, "learned", f"^Added “{name}”")
+        until_text(page, "headline", "red")  # the image is classified again
+        with page.expect_download() as download:
+            page.get_by_text("Download the head").click()
+        download.value.save_as(tmp_path / "probe.safetensors")
+    shown = load_file(tmp_path / "probe.safetensors")
+    files = {}
+    for name, contents in images.items():
+        files[name] = [tmp_path / f"{name}-{number}.png" for number in range(3)]
+        for path, content in zip(files[name], contents, strict=True):
+            path.write_bytes(content)
+    python = load(teach(tmp_path / "backbone", files, tmp_path / "taught").folder)
+    ridge = load(
+        teach(
+            tmp_path / "backbone", {}, tmp_path / "same", using=tmp_path / "probe.safetensors"
+        ).folder
+    )
+    rows = load_file(tmp_path / "taught" / "probe.safetensors")["rows"]
+    assert (shown["rows"] - rows).abs().max() < 1e-4 * rows.abs().max()  # the same weights
+    for key in ("weight", "bias"):
+        expected, other = (getattr(model.head, key).detach() for model in (ridge, python))
+        assert (shown[key] - expected).abs().max() < 1e-6 * expected.abs().max()
+        assert (shown[key] - other).abs().max() < 1e-3 * other.abs().max()
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
 def test_hostile_images_never_break_the_page(page):
     from hostile_images import hostile_images
     from image_mutations import mutate
