@@ -115,8 +115,7 @@ def train(
 
     >>> result = train("pictures", "runs/first", minutes=10)
     >>> result.outcomes["val"].accuracy
-    >>> train("pictures", "runs/second", start="builtin:vit-photos", minutes=2)  # fine-tuning
-    >>> train("pictures", "runs/second", start="hf:google/vit-base-patch16-224", epochs=4)
+    >>> train("pictures", "runs/second", start="builtin:vit-photos", epochs=4)
     >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
 
     `changes` are settings, which override those of `recipe`; what is not given is chosen from the
