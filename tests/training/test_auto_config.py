@@ -272,7 +272,7 @@ def plan(minutes: float, config=TINY, **changes):
 
 
 def test_plan_follows_the_budget():
-    plans = [plan(minutes) for minutes in (0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 600)]
+    plans = [plan(minutes) for minutes in (0.35, 1, 2, 3, 5, 10, 20, 30, 60, 120, 600)]
     sizes = [p.image_size for p in plans]
     frozen = [p.frozen_blocks for p in plans]
     assert sizes == sorted(sizes)
@@ -321,7 +321,7 @@ def test_first_blocks_patterns_match_existing_weights():
 )
 def test_explicit_settings_disable_the_plan(settings, image_size, freeze):
     weights = ("stem.w", "encoder.blocks.0.w", "head.w")
-    planned = chosen(settings, start=TINY, plan=plan(0.5), weights=weights).settings
+    planned = chosen(settings, start=TINY, plan=plan(0.35), weights=weights).settings
     assert (planned.model.image_size, planned.optim.freeze) == (image_size, freeze)
 
 
@@ -333,7 +333,7 @@ def test_probe_leaves_time_for_evaluation_and_training():
     assert one.probe_images < train
     assert one.probe_images * each <= 0.5 * (60 - evaluated * each)
     assert one.epochs > 0
-    assert plan(10, **cifar).probe_images is None  # all
+    assert plan(15, **cifar).probe_images is None  # all
     assert plan(1 / 60, **cifar).probe_images == 500
 
 

@@ -219,7 +219,9 @@ BACKWARD = 2.0  # cost of a backward pass in forward passes
 TIMED_FORWARD = 16  # per timed forward pass
 FINETUNE_END = 4.0  # seconds, for the first steps, saving and the report
 TIMED_FEATURES = 32  # images from which the cost of features is measured
-PROBE_FRACTION = 0.5  # of the time that evaluation leaves, at most, for the features of the probe
+# Of the time that evaluation leaves, at most, for the features of the probe: little where all
+# weights are trained from there, much where the probe may well be the result.
+PROBE_FRACTION, PROBE_FRACTION_LAST = 0.2, 0.5
 MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
 
 
@@ -255,15 +257,16 @@ def plan_finetuning(
         """Return the image size for most of a run that ends at `size`."""
         return max(stride, round(TRAIN_SIZE * size / stride) * stride)
 
-    def probe_images(size: int) -> int:
+    def probe_images(size: int, trained: float = 1.0) -> int:
         image = forward_seconds(size) + read
         free = seconds - FINETUNE_END - evaluated * image
-        return min(train, max(MIN_PROBE_IMAGES, int(PROBE_FRACTION * free / image)))
+        fraction = PROBE_FRACTION if trained == 1 else PROBE_FRACTION_LAST
+        return min(train, max(MIN_PROBE_IMAGES, int(fraction * free / image)))
 
     def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Return the epochs that fit, if a fraction of the blocks is trained."""
         cost = forward_seconds(size)
-        passes = (probe_images(size) + evaluated) * (cost + read)
+        passes = (probe_images(size, trained) + evaluated) * (cost + read)
         if growing:
             first = forward_seconds(training_size(size))
             cost = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * cost
@@ -289,7 +292,7 @@ def plan_finetuning(
             reason = f"about {count:.1f} epochs fit, {fit[size]:.1f} of all weights"
         first = training_size(size)
         sizes_of_run = ((0.0, first), (FULL_SIZE_FROM, size)) if first < size else ()
-    probed = probe_images(size)
+    probed = probe_images(size, 1 - frozen / config.depth)
     return FinetunePlan(
         name=name,
         image_size=size,
