@@ -8,21 +8,15 @@ import pytest
 from PIL import Image
 
 import vitrail
-from tiny_runs import tiny_run, write_colors, write_folder
+from tiny_runs import tiny_run, write_folder
 from vitrail import ConfigError, DataError
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.cli import main
 from vitrail.data.datasets import LabelSets, Sample, Splits, open_dataset
 from vitrail.data.provenance import image_bytes
 from vitrail.data.tar_shards import pack
-from vitrail.evaluation.dataset import (
-    ClassMatch,
-    RelabeledSource,
-    match_classes,
-    open_evaluation_split,
-    read_real_labels,
-    real_correct,
-)
+from vitrail.evaluation import dataset
+from vitrail.evaluation.dataset import match_classes, open_evaluation_split
 from vitrail.evaluation.results import Predictions
 from vitrail.export.verify import measure_int8
 
@@ -30,10 +24,7 @@ pytestmark = pytest.mark.slow
 
 DIVIDED = "dataset defines no splits; using 80% train, 10% val, 10% test (seed 0)"
 SOME = "the model was trained on some of these images"
-CHANGED = (
-    "the train split has changed since training; the model may have been trained on a few of these "
-    "images"
-)
+CHANGED = "the train split has changed since training; the model may have been trained on a few"
 UNKNOWN = "the model's training data is not recorded; if it contained some of these images"
 
 
@@ -98,7 +89,7 @@ def test_training_dataset_is_recognized_after_resizing(home, tmp_path):
     there = replace(metadata, provenance={**metadata.provenance, "data": f"{larger}/"})
     source, notes = open_evaluation_split(larger, None, there)
     assert len(source) == 6
-    assert notes[-1] == CHANGED
+    assert notes[-1].startswith(CHANGED)
     assert open_evaluation_split(larger, "train", there)[1][-1] == SOME
 
 
@@ -110,7 +101,7 @@ def test_added_image_does_not_move_train_images_into_the_split(home, tmp_path):
     images, notes = evaluation_images(home / "usual", more)
     assert len(images) == 6
     assert not images & train_images(home / "pictures")
-    assert notes[-1] == CHANGED
+    assert notes[-1].startswith(CHANGED)
 
 
 def test_evaluating_on_train_images_gives_a_warning(home):
@@ -155,14 +146,6 @@ def test_dataset_with_only_a_train_split_is_split_as_in_training(tmp_path):
     assert "exactly these images" in evaluation_images(tmp_path / "all", folder)[1][-1]
 
 
-def test_arrays_are_recognized(tmp_path):
-    data = write_colors(tmp_path / "colors.npz")
-    tiny_run(data, tmp_path / "run")
-    moved = data.rename(tmp_path / "moved.npz")
-    assert evaluation_images(tmp_path / "run", moved)[1] == ["split: test"]
-    assert evaluation_images(tmp_path / "run", moved, "all")[1][-1] == SOME
-
-
 def test_commands_use_the_held_out_split(home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     model = vitrail.load(home / "tenth")
@@ -174,9 +157,6 @@ def test_commands_use_the_held_out_split(home, monkeypatch, capsys):
     output = capsys.readouterr().out
     assert "6 images" in output
     assert "note: split: val" in output
-
-
-# Class matching
 
 
 class LabelSource:
@@ -230,7 +210,7 @@ def test_subset_of_classes_is_relabeled():
     for source, labels in ((match.source, [3, 1, 1]), (several.source, [(2, 0), (), (0,)])):
         assert list(source.labels()) == labels
         assert [source[i].label for i in range(3)] == labels
-        some = RelabeledSource(source, source.classes, range(4), np.array([2, 0]))
+        some = dataset.RelabeledSource(source, source.classes, range(4), np.array([2, 0]))
         assert list(some.labels()) == [some[i].label for i in range(2)] == [labels[2], labels[0]]
         assert (len(some), some.name(0)) == (2, "2")
 
@@ -249,9 +229,6 @@ def test_class_mismatch_is_an_error(names, outputs, message):
         match_classes(names, outputs, PETS)
 
 
-# ImageNet-ReaL
-
-
 class ValidationSource(LabelSource):
     """ImageNet validation images by number."""
 
@@ -267,14 +244,12 @@ class ValidationSource(LabelSource):
 def correct_of(tmp_path):
     def correct(text, source, best, columns=None):
         (tmp_path / "real.json").write_text(text)
-        predictions = Predictions(
-            classes=("a", "b", "c"),
-            logits=np.eye(3, dtype=np.float32)[best],
-            labels=np.zeros(len(best), int),
-            indices=np.arange(len(best)),
-        )
-        labels = read_real_labels(tmp_path / "real.json")
-        return real_correct(labels, ClassMatch(source, columns, []), predictions).tolist()
+        logits, labels = np.eye(3, dtype=np.float32)[best], np.zeros(len(best), int)
+        known = {"classes": ("a", "b", "c"), "indices": np.arange(len(best))}
+        predictions = Predictions(logits=logits, labels=labels, **known)
+        labels = dataset.read_real_labels(tmp_path / "real.json")
+        match = dataset.ClassMatch(source, columns, [])
+        return dataset.real_correct(labels, match, predictions).tolist()
 
     return correct
 

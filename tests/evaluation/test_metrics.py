@@ -115,19 +115,17 @@ def test_selective_accuracy_orders_by_confidence_and_is_stable():
     assert [metrics.num_covered(n) for n in (1, 5, 6, 8, 35, 50_000)] == [1, 4, 5, 6, 28, 40_000]
 
 
-@pytest.mark.parametrize("samples", [1, 2, 199, 200, 201, 12_345])
+@pytest.mark.parametrize("samples", [1, 200, 201, 12_345])
 def test_selective_curve_has_at_most_200_points(samples):
     rng = np.random.default_rng(samples)
     confidence = rng.random(samples).round(2)
     correct = rng.random(samples) < confidence
     coverage, accuracy = metrics.selective_curve(confidence, correct)
     assert len(coverage) == min(200, samples)
-    assert (np.diff(coverage) > 0).all()
-    assert (coverage[-1], accuracy[-1]) == (1, correct.mean())
     order = np.argsort(-confidence, kind="stable")
-    for point in range(0, len(coverage), 37):
-        count = round(coverage[point] * samples)
-        assert accuracy[point] == pytest.approx(correct[order[:count]].mean())
+    for share, value in zip(coverage, accuracy, strict=True):
+        assert value == pytest.approx(correct[order[: round(share * samples)]].mean())
+    assert coverage[-1] == 1
 
 
 def test_most_confused_pairs_come_first():
@@ -170,37 +168,12 @@ def accuracy_of(correct):
     return metrics.estimate([statistic], len(correct))["accuracy"]
 
 
-@pytest.mark.parametrize(("samples", "share"), [(200, 0.5), (1000, 0.9), (1000, 0.2)])
-def test_accuracy_interval_is_close_to_the_binomial(samples, share):
-    got = accuracy_of(np.arange(samples) < share * samples)
-    drawn_shares = np.random.default_rng(1).binomial(samples, share, size=100_000) / samples
-    low, high = np.quantile(drawn_shares, [0.025, 0.975])
-    assert got.value == share
-    assert (got.low, got.high) == pytest.approx((low, high), abs=0.15 * (high - low))
-
-
 def test_coverage_of_the_interval_is_close_to_95_percent():
     correct = np.random.default_rng(3).random((150, 400)) < 0.7
     columns = {str(k): correct[:, k] for k in range(400)}
     intervals = metrics.estimate([partial(metrics.means, columns)], 150).values()
-    assert np.mean([low <= 0.7 <= high for _, low, high in intervals]) == pytest.approx(
-        0.94, abs=0.03
-    )
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_interval_contains_the_value(seed):
-    """Also for the ECE, which grows in every resample."""
-    rng = np.random.default_rng(seed)
-    samples = int(rng.integers(1, 200))
-    confidence = rng.random(samples)
-    correct = rng.random(samples) < confidence
-    statistics = [
-        partial(ece_by_weights, confidence, correct),
-        partial(metrics.accuracy_at_80, confidence, correct),
-    ]
-    for value, low, high in metrics.estimate(statistics, samples, 100).values():
-        assert 0 <= low <= value <= high <= 1
+    covered = np.mean([low <= 0.7 <= high for _, low, high in intervals])
+    assert covered == pytest.approx(0.94, abs=0.03)
 
 
 def test_interval_is_clipped_to_the_possible_range():
@@ -225,9 +198,3 @@ def test_perfect_accuracy_has_the_wilson_interval(samples):
     assert wrong.high == pytest.approx(3.84 / (samples + 3.84), rel=1e-3)
     assert wilson_interval(9000, 10_000) == pytest.approx((0.894, 0.906), abs=1e-3)
     assert wilson_interval(9, 10) == pytest.approx((0.596, 0.982), abs=1e-3)
-
-
-def test_number_of_resamples_depends_on_the_data():
-    assert metrics.num_resamples(5000, 20) == 1000
-    assert 100 < metrics.num_resamples(40_000, 80) < 1000
-    assert metrics.num_resamples(50_000, 1000) == 100
