@@ -8,13 +8,8 @@ import vitrail
 from tiny_runs import write_colors
 from vitrail.cli import main
 from vitrail.errors import DataError
-from vitrail.probing.label_errors import (
-    apply_review,
-    check_labels,
-    class_distances,
-    confident_learning,
-    out_of_fold,
-)
+from vitrail.probing import label_errors
+from vitrail.probing.label_errors import apply_review, confident_learning
 
 
 def clusters(rng, samples=400, classes=4, width=16):
@@ -31,7 +26,8 @@ def test_flipped_labels_are_found(share):
     flipped = rng.permutation(400)[: int(400 * share)]
     noisy = labels.copy()
     noisy[flipped] = (labels[flipped] + rng.integers(1, 4, len(flipped))) % 4
-    suspects, suggested, margins = confident_learning(out_of_fold(values, noisy, 4), noisy)
+    p = label_errors.out_of_fold(values, noisy, 4)
+    suspects, suggested, margins = confident_learning(p, noisy)
     hits = np.isin(suspects, flipped)
     assert hits.mean() > 0.9
     assert hits.sum() > 0.9 * len(flipped)
@@ -55,7 +51,7 @@ def test_outliers_are_far_from_their_class_even_if_several_are_alike():
     rng = np.random.default_rng(0)
     values, labels = clusters(rng)
     values[:7] = 3 * rng.normal(size=16) + 0.1 * rng.normal(size=(7, 16))
-    assert set(np.argsort(class_distances(values, labels))[-7:]) == set(range(7))
+    assert set(np.argsort(label_errors.class_distances(values, labels))[-7:]) == set(range(7))
 
 
 @pytest.fixture
@@ -92,9 +88,8 @@ def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):
     assert f"{len(rows) - 1} labels fixed, 1 images dropped" in capsys.readouterr().out
     train = vitrail.open_dataset(fixed, "train")
     assert len(train) == 149
-    assert not {row["name"] for row in check_labels(str(fixed)).errors} & {
-        row["name"] for row in rows
-    }
+    found = {row["name"] for row in label_errors.check_labels(str(fixed)).errors}
+    assert not found & {row["name"] for row in rows}
     assert len(vitrail.open_dataset(fixed, "test")) == 30
 
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitrail.errors import ConfigError, DataError
 from vitrail.probing import probes
 from vitrail.probing.probes import NeighborProbe, fit_logistic
-from vitrail.probing.ridge import fit, fit_path
+from vitrail.probing.ridge import fit
 
 
 def random_rows(n=90, d=10, classes=3, seed=0):
@@ -120,15 +120,3 @@ def test_prediction_never_holds_the_scores_of_all_rows(fitting, monkeypatch):
         assert torch.equal(probe.predict(queries), expected)
     assert largest.elements <= 300 * 10  # the rows themselves; scores would be 300 * 50
     assert torch.equal(probe.scores(queries).argmax(1), expected)
-
-
-def test_leave_one_out_never_holds_the_scores_of_all_rows(monkeypatch):
-    features, labels = random_rows(n=300, classes=50)
-    whole = fit_path(features, labels)
-    monkeypatch.setattr(probes, "MAX_VALUES", 1000)
-    with LargestTensor() as largest:
-        path = fit_path(features, labels)
-    assert largest.elements <= 11 * 10 * 50  # the weights of ten probes; scores: 300 * 10 * 50
-    assert path.accuracies == whole.accuracies
-    assert path.errors == pytest.approx(whole.errors, rel=1e-12)
-    torch.testing.assert_close(path.held_out, whole.held_out)

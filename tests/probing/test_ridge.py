@@ -10,17 +10,7 @@ from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.probing import probes, ridge
-from vitrail.probing.ridge import (
-    BIAS,
-    DEFAULT_L2,
-    DEFAULT_SCALE,
-    L2_GRID,
-    SCALES,
-    fit,
-    fit_moments,
-    fit_path,
-    fit_scale,
-)
+from vitrail.probing.ridge import BIAS, DEFAULT_L2, L2_GRID, SCALES, fit, fit_moments, fit_path
 
 SHAPES = {"few": (20, 30), "square": (24, 24), "many": (60, 12)}
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -67,9 +57,8 @@ def test_leave_one_out_equals_fitting_without_the_row(shape):
         return torch.cat([rows[:i], rows[i + 1 :]])
 
     for l2, error, accuracy in zip(L2_GRID, path.errors, path.accuracies, strict=True):
-        unseen = torch.stack(
-            [x[i] @ solve(without(x, i), without(y, i), l2) for i in range(len(x))]
-        )
+        rows = [x[i] @ solve(without(x, i), without(y, i), l2) for i in range(len(x))]
+        unseen = torch.stack(rows)
         assert error == pytest.approx(float((unseen - y).square().mean()), rel=1e-9)
         assert accuracy == float((unseen.argmax(1) == labels).double().mean())
         if l2 == path.probes[path.best].l2:
@@ -137,7 +126,7 @@ def test_one_shot_keeps_1024():
     features, _ = random_rows(n=4, d=6)
     path = fit_path(features, torch.arange(4))
     assert path.unexplained == (1.0,) * len(L2_GRID)
-    assert (path.probes[path.best].l2, path.scale) == (DEFAULT_L2, DEFAULT_SCALE)
+    assert (path.probes[path.best].l2, path.scale) == (DEFAULT_L2, ridge.DEFAULT_SCALE)
     assert path.held_out.shape == (4, 4)
 
 
@@ -288,4 +277,4 @@ def test_scale_ignores_the_only_example_of_a_class():
     features, labels = random_rows()
     single = torch.cat([labels, torch.tensor([4])])
     path = fit_path(torch.cat([features, features[:1] + 9]), single)
-    assert path.scale == pytest.approx(fit_scale(balanced(path)[:60], labels))
+    assert path.scale == pytest.approx(ridge.fit_scale(balanced(path)[:60], labels))
