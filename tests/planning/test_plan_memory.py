@@ -11,7 +11,7 @@ from vitrail.data.preprocessing import Mixing
 from vitrail.models.config import BitConfig
 from vitrail.models.lora import add_lora
 from vitrail.models.vit import build
-from vitrail.planning.plan import preprocessing_for, record_step, trace_evaluation, trace_step
+from vitrail.planning.plan import preprocessing_for, record_step, trace_step
 from vitrail.planning.request import PlanRequest
 from vitrail.training.data_module import batch_preparation
 from vitrail.training.loop import make_state, train_step
@@ -47,22 +47,15 @@ def real_peak(config, settings, images, accumulated=1):
     if settings.machine.checkpointing:
         model.checkpointing = True
     objective = make_objective(model, settings)
-    schedule = Schedule(
-        settings=settings, length=9, accumulate=accumulated, stages=((0.0, config.image_size),)
-    )
-    state = make_state(objective, objective, schedule)
-    prepare = batch_preparation(
-        preprocessing_for(config), Mixing(), 10, torch.device("cpu"), steps_per_epoch=1
-    )
-    shape = (images, 3, config.image_size, config.image_size)
+    plan = {"accumulate": accumulated, "stages": ((0.0, config.image_size),)}
+    state = make_state(objective, objective, Schedule(settings=settings, length=9, **plan))
+    how, cpu = preprocessing_for(config), torch.device("cpu")
+    prepare = batch_preparation(how, Mixing(), 10, cpu, steps_per_epoch=1)
+    shape, labels = (images, 3, config.image_size, config.image_size), torch.zeros(images).long()
 
     def batches():
         for _ in repeat(None):
-            yield Batch(
-                torch.zeros(shape, dtype=torch.uint8),
-                torch.zeros(images, dtype=torch.long),
-                torch.arange(images),
-            )
+            yield Batch(torch.zeros(shape, dtype=torch.uint8), labels.clone(), torch.arange(images))
 
     train_step(state, batches(), prepare)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -78,12 +71,7 @@ def real_peak(config, settings, images, accumulated=1):
         (SMALL, 1, {"checkpointing": True}, 0.04),
         (SMALL, 1, {"lora": 4}, 0.04),
         (SMALL, 2, {"optimizer": "muon", "average": 0.9}, 0.04),
-        (
-            RESNET,
-            1,
-            {"optimizer": "sgd"},
-            0.15,
-        ),  # convolutions allocate a reordered copy of their input
+        (RESNET, 1, {"optimizer": "sgd"}, 0.15),  # convolutions copy their input
     ],
 )
 def test_peak_matches_the_profiler(config, accumulated, changes, tolerance):
@@ -116,11 +104,6 @@ def test_lora_has_gradients_and_moments_of_trained_weights_only(plain):
     assert trace.total("optimizer") == pytest.approx(2 * trained, rel=0.01)
 
 
-def test_checkpointing_reduces_activations(plain):
-    less = traced(checkpointing=True).at_peak(64)["activations"]
-    assert less < 0.7 * plain.at_peak(64)["activations"]
-
-
 def test_accumulated_gradients_exist_at_the_peak(plain):
     assert plain.at_peak(64)["gradients"] < 0.5 * plain.total("gradients")
     assert traced(accumulated=3).at_peak(64)["gradients"] == plain.total("gradients")
@@ -130,7 +113,3 @@ def test_bfloat16_reduces_activations_only(plain):
     half = traced(precision=torch.bfloat16).at_peak(64)
     assert half["weights"] == plain.at_peak(64)["weights"]
     assert half["activations"] < 0.8 * plain.at_peak(64)["activations"]
-
-
-def test_evaluation_needs_less_than_training(plain):
-    assert 0 < trace_evaluation(SMALL, 64) < 0.5 * plain.at_peak(64)["activations"]
