@@ -201,10 +201,11 @@ def model_card(
         for key, value in metadata.provenance.items()
         if isinstance(value, str | int | float)
     }
-    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    classes = ""
+    table = "\n".join(f"| {plain(key)} | {plain(value)} |" for key, value in rows.items())
+    classes, folder = "", plain(folder)
     if metadata.class_names:
-        classes = f"\nClasses: {comma_list(metadata.class_names, MAX_CARD_CLASSES)}.\n"
+        names = [*map(plain, metadata.class_names)]
+        classes = f"\nClasses: {comma_list(names, MAX_CARD_CLASSES)}.\n"
     return f"""{GENERATED}
 # {folder}
 
@@ -221,6 +222,12 @@ model = vitrail.load("{folder}").eval()
 logits = model(images)  # (batch, {config.channels}, {height}, {width}), normalized as above
 ```
 {classes}"""
+
+
+def plain(text: str) -> str:
+    """Return a name as one line of Markdown that is neither HTML nor a cell border."""
+    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    return text.replace("<", "&lt;").replace("|", r"\|")
 
 
 def describe_normalization(preprocessing: Preprocessing) -> str:

@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import re
+import stat
 import struct
 import warnings
 import zipfile
@@ -47,6 +48,7 @@ WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin")  # standard names, b
 # first, as in timm: they are the better model.
 EMA_KEYS = ("state_dict_ema", "model_ema")
 STATE_DICT_KEYS = (*EMA_KEYS, "state_dict", "model", "model_state_dict", "teacher", "net")
+MAX_JSON_BYTES = 2**26  # 21,843 class names have 2**19
 N_AVERAGED = "n_averaged"  # the counter buffer of torch's AveragedModel
 SUFFIXES = {".npz": "npz", ".safetensors": "safetensors"}
 SUFFIXES |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".tar"), "torch")  # timm's .pth.tar
@@ -138,7 +140,16 @@ def read_file(path: Path) -> Checkpoint:
     if kind is None:
         raise CheckpointError(f"unsupported file suffix: {path}; supported: {', '.join(SUFFIXES)}")
     with readable_errors(path):
+        check_regular(path)
         return readers[kind](path)
+
+
+def check_regular(path: Path) -> os.stat_result:
+    """Raise for a named pipe or a device, which could block or never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise CheckpointError(f"{path} is not a regular file")
+    return status
 
 
 @contextmanager
@@ -345,6 +356,10 @@ def write_json(path: Path, values: Any) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     with readable_errors(path):
+        if (size := check_regular(path).st_size) > MAX_JSON_BYTES:
+            raise CheckpointError(
+                f"{path} has {size:,} bytes, above the limit of {MAX_JSON_BYTES:,}"
+            )
         values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} does not contain a JSON object")

@@ -19,7 +19,7 @@ from vitrail import __version__
 from vitrail.cli.calibrate import Calibrate
 from vitrail.cli.compare import Compare
 from vitrail.cli.completion import Completion
-from vitrail.cli.console import VERBOSITY, verbosity
+from vitrail.cli.console import VERBOSITY, printable, verbosity
 from vitrail.cli.dataset import Check, Pack
 from vitrail.cli.doctor import Doctor
 from vitrail.cli.evaluate import Evaluate
@@ -138,7 +138,7 @@ def run(argv: Sequence[str]) -> int:
     except VitrailError as error:
         if VERBOSITY.verbose:
             traceback.print_exc()
-        print(f"vitrail: {error}", file=sys.stderr)
+        print(f"vitrail: {printable(str(error))}", file=sys.stderr)
         return UNMET if isinstance(error, UnmetError) else REFUSED
     except KeyboardInterrupt:
         print("vitrail: interrupted", file=sys.stderr)

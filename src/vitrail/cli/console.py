@@ -42,13 +42,13 @@ def verbosity(*, quiet: bool, verbose: bool) -> Iterator[None]:
 def log(line: str = "") -> None:
     """Print what is being done, or what to do next; nothing with --quiet."""
     if not VERBOSITY.quiet:
-        print(line, flush=True)
+        print(printable_lines(line), flush=True)
 
 
 def log_stderr(line: str) -> None:
     """Log where standard output is reserved for the result."""
     if not VERBOSITY.quiet:
-        print(line, file=sys.stderr, flush=True)
+        print(printable_lines(line), file=sys.stderr, flush=True)
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -72,6 +72,10 @@ def note_lines(notes: Iterable[str], skipped: Mapping[str, str] = {}) -> Iterato
 def printable(text: str) -> str:
     """Replace control characters, which file and class names may contain."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def paragraph(text: str, indent: int = 2) -> list[str]:

@@ -132,11 +132,9 @@ class Convert:
             print_json(done._asdict() | {"destination": str(self.destination)})
             return
         print(f"{done.model}: {self.source} ({done.source_format}) -> {self.to}")
-        for line in summarize(done.tensors):
-            print(f"  {line}")
+        print_lines(f"  {line}" for line in summarize(done.tensors))
         for kind, lines in (("changed", done.changes), ("lost", done.lost), ("note", done.notes)):
-            for line in lines:
-                print(f"  {kind}: {line}")
+            print_lines(f"  {kind}: {line}" for line in lines)
         if done.difference is None:
             print(f"dry run: nothing written; without --dry-run this writes {self.destination}")
             return

@@ -7,11 +7,11 @@ pickled; another process opens its own files.
 import glob
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from vitrail.errors import DataError
@@ -132,7 +132,13 @@ def allow_outside(allowed: bool = True) -> Iterator[None]:
 
 
 def is_inside(path: str, root: str) -> bool:
-    """Return whether `path` with its links resolved is the resolved `root` or below it."""
+    """Return whether `path` with its links resolved is the resolved `root` or below it.
+
+    A URL such as file:///etc/passwd would resolve to a path below the current folder; it is inside
+    of / only, which stands for everything.
+    """
+    if is_remote(path):
+        return root == os.sep
     try:
         return os.path.join(os.path.realpath(path), "").startswith(os.path.join(root, ""))
     except ValueError:  # a NUL byte: no such file can be read
@@ -181,15 +187,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
+        name = path.with_name(f".{path.name}.{token_hex(8)}")
+        # EXCL follows no link. mkstemp would make the file private, and reading the umask, to undo
+        # that, changes it for all threads.
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        temporary = name
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from None

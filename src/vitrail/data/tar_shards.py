@@ -58,6 +58,7 @@ from vitrail.data.folders import (
 )
 from vitrail.data.image_headers import READABLE_FORMATS, detect_format
 from vitrail.data.storage import (
+    MAX_IMAGE_BYTES,
     FileReader,
     atomic_path,
     file_size,
@@ -103,8 +104,12 @@ class ShardStore(ImageStore):
         self.size = size  # (n,)
 
     def read(self, row: int) -> bytes:
-        path = self.paths[self.shard[row]]
-        return self.reader.read(path, int(self.offset[row]), int(self.size[row]))
+        path, size = self.paths[self.shard[row]], int(self.size[row])
+        if size > MAX_IMAGE_BYTES:
+            raise DataError(
+                f"{path}: an image of {size:,} bytes, above the limit of {MAX_IMAGE_BYTES:,}"
+            )
+        return self.reader.read(path, int(self.offset[row]), size)
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
         return self.size[rows]

@@ -196,7 +196,7 @@ def render(about: dict[str, Any], weights: bytes, taught: bytes, title: str) -> 
     for old, new in REPLACED.items():
         assert old in page, old
         page = page.replace(old, new)
-    page = page.replace("<title>vitrail</title>", f"<title>{escape(title)}</title>")
+    page = page.replace("<title>vitrail</title>", "<title>$title</title>")
     page = page.replace(
         '<meta charset="utf-8">',
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
@@ -205,6 +205,7 @@ def render(about: dict[str, Any], weights: bytes, taught: bytes, title: str) -> 
     page = Template(
         page.replace('<script type="module">', '$data<script type="module">')
     ).substitute(
+        title=escape(title),
         style=style,
         script=script,
         icon=icon,
