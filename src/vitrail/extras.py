@@ -26,10 +26,12 @@ def require(*modules: str, extra: str, feature: str) -> Any:
             import_module(module)
         except ImportError:
             name = module.partition(".")[0].replace("_", "-")
-            raise ConfigError(
-                f"{feature} needs {name}; install it with: pip install 'vitrail[{extra}]'"
-            ) from None
+            raise ConfigError(install_hint(name, extra=extra, feature=feature)) from None
     return import_module(modules[0])
+
+
+def install_hint(package: str, *, extra: str, feature: str) -> str:
+    return f"{feature} needs {package}; install it with: pip install 'vitrail[{extra}]'"
 
 
 def check_compiler(feature: str, alternative: str) -> None:

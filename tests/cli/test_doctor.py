@@ -84,6 +84,13 @@ def test_report_of_a_healthy_machine():
     assert "200.0 GFLOP/s" in text
 
 
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_missing_extra_has_its_pip_command(extra):
+    machine = HEALTHY | {"extras": {extra: [package("missing", "1.0", None)]}}
+    lines = [line.strip() for line in doctor.report(machine, SPEEDS, [])]
+    assert f"pip install 'vitrail[{extra}]'" in lines
+
+
 @pytest.mark.parametrize(
     ("machine", "what", "remedy"),
     [

@@ -104,6 +104,16 @@ def test_weights_are_inspected_without_images(model):
             assert getattr(result, old) is getattr(result, new)
 
 
+def test_missing_scikit_learn_is_noted(model, data, monkeypatch):
+    hint = "t-SNE needs scikit-learn; install it with: pip install 'vitrail[inspect]'"
+    assert hint not in vitrail.inspect_model(model, data=data, images=2).notes
+    for name in ("inspect", "representations"):
+        monkeypatch.setattr(f"vitrail.inspection.{name}.find_spec", lambda name: None)
+    result = vitrail.inspect_model(model, data=data, images=2)
+    assert result.scatter.method == "principal components"
+    assert result.notes.count(hint) == 1
+
+
 def test_class_maps_by_class_name(model, data):
     vitrail.save(model, data.parent / "bundle", class_names=["red", "green", "blue"])
     result = vitrail.inspect_model(data.parent / "bundle", data=data, images=2, classes=["blue"])

@@ -6,6 +6,7 @@ patch, C channels.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -19,6 +20,7 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset
 from vitrail.errors import ConfigError, DataError, renamed_attribute, unknown
 from vitrail.evaluation.results import no_readable_images
+from vitrail.extras import install_hint
 from vitrail.formatting import comma_list
 from vitrail.inspection.attention import (
     AttentionStats,
@@ -218,6 +220,8 @@ def inspect_model(
                 replace(one, neighbors=near) for one, near in zip(inspected, neighbors, strict=True)
             ]
             result = replace(result, scatter=scatter)
+            if find_spec("sklearn") is None:
+                notes.append(install_hint("scikit-learn", extra="inspect", feature="t-SNE"))
             if used < len(dataset):
                 notes.append(f"scatter plot and neighbors use {used:,} of {len(dataset):,} images")
     if skipped:
