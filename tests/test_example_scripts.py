@@ -1,6 +1,7 @@
-"""The scripts in examples/ run with one training step and a few images."""
+"""The scripts and the notebook in examples/ run with one training step and a few images."""
 
 import inspect
+import json
 import runpy
 from pathlib import Path
 from typing import get_args
@@ -79,6 +80,30 @@ def test_serve_and_call(tmp_path, capfd):
     assert said.count(", confidence ") == 5
     assert "the server exited with status 0" in said
     assert (tmp_path / "out" / "4.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tutorial(tmp_path, capsys, monkeypatch):
+    """Its cells are run one after the other, as a kernel would."""
+    notebook = json.loads((ROOT / "examples" / "tutorial.ipynb").read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    assert "tutorial.ipynb" in (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    names = {}
+    for number, cell in enumerate(cells):
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+        if "MINUTES" in names:
+            names["MINUTES"] = MOMENT
+    said = capsys.readouterr().out
+    assert "1,653 training and 409 test images of 10 classes" in said
+    assert said.count("accuracy ") >= 3
+    assert "layer 0: " in said
+    assert "5 images per class: accuracy " in said
+    assert 0 <= names["rollout"].min() <= names["rollout"].max() <= 1
+    assert names["prediction"].label in "0123456789"
+    assert (names["OUT"] / "digits.onnx").exists()
+    assert names["OUT"].parent == tmp_path
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
