@@ -38,7 +38,7 @@ DATASETS = {"flowers5": "flowers5_160.tar", "CIFAR-10 (10k)": "cifar10_10k.npz"}
 DATASETS["sign digits"] = "sign_digits_100.tar"
 MAX_TEST = 1000  # images; more only take longer to evaluate
 SECONDS = 180  # of wall time for the peers
-SHORTER = 60  # seconds that vitrail gets besides
+SHORTER = (90, 60)  # seconds that vitrail gets besides
 SEEDS = (0, 1, 2)
 TUNING_SEED, TUNING_SECONDS = 100, 90  # on a tenth of flowers5's training images
 SIZE = 224  # pixels
@@ -88,7 +88,7 @@ def report() -> str:
         for dataset in DATASETS:
             for library, seconds in [
                 *((peer, SECONDS) for peer in CHOSEN),
-                *(("vitrail", budget) for budget in (SECONDS, SHORTER)),
+                *(("vitrail", budget) for budget in (SECONDS, *SHORTER)),
             ]:
                 result = run_once(library, CHOSEN.get(library, ""), dataset, seconds, seed)
                 results.setdefault((dataset, library, seconds), []).append(result)
@@ -99,14 +99,15 @@ def report() -> str:
         INTRODUCTION.format(
             threads="one core" if cores == 1 else f"{cores} cores",
             seconds=SECONDS,
-            shorter=SHORTER,
+            shorter=" and ".join(map(str, SHORTER)),
             images=MAX_TEST,
             seeds=len(SEEDS),
         ),
         "| | seconds | " + " | ".join(DATASETS) + " |",
         "|---|---|" + "---|" * len(DATASETS),
     ]
-    rows = [*((peer, SECONDS) for peer in CHOSEN), ("vitrail", SECONDS), ("vitrail", SHORTER)]
+    rows = [*((peer, SECONDS) for peer in CHOSEN)]
+    rows += [("vitrail", budget) for budget in (SECONDS, *SHORTER)]
     for library, seconds in rows:
         cells, ends = [], []
         for dataset in DATASETS:
@@ -125,11 +126,14 @@ def report() -> str:
     for dataset in DATASETS:
         best = max(CHOSEN, key=lambda peer: accuracy(dataset, peer, SECONDS))
         target = accuracy(dataset, best, SECONDS)
-        reached = [s for s in (SHORTER, SECONDS) if accuracy(dataset, "vitrail", s) >= target]
-        ratio = SECONDS / SHORTER
-        speed = f"at least {ratio:g} times as fast"
-        if SHORTER not in reached:
-            speed = f"between 1 and {ratio:g} times as fast" if reached else "not reached"
+        budgets = (SECONDS, *SHORTER)
+        reached = [s for s in budgets if accuracy(dataset, "vitrail", s) >= target]
+        speed = "not reached"
+        if reached:
+            quickest = min(reached)
+            speed = f"at least {SECONDS / quickest:g} times as fast"
+            if slower := [s for s in budgets if s < quickest]:
+                speed = f"{SECONDS / quickest:g} to {SECONDS / max(slower):g} times as fast"
         lines.append(claim(f"To the peers' best accuracy, {dataset}", f"{speed} ({best})"))
         lines.append("")
     return "\n".join(lines)
