@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tiny_models import random_model
-from vitrail import BiT, BitConfig, ConfigError, VisionTransformer, VitConfig
+from vitrail import BiT, BitConfig, ConfigError, VisionTransformer
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.preprocessing import preset
 from vitrail.inspection import attention, faithfulness
@@ -114,50 +114,6 @@ def test_insertion_starts_blurred_and_deletion_ends_with_the_mean_color(trained)
     assert len(found.shares) == 21
 
 
-def test_batch_size_is_limited_by_memory(monkeypatch):
-    model, images = OnePatchModel(0, 0), bright_patch(0, 0).expand(2, -1, -1, -1)
-    classes = torch.ones(2, dtype=torch.long)
-    insertion_deletion(model, images, torch.rand(2, 2, 3), classes, steps=50)
-    assert max(model.batches) == 64
-    assert sum(model.batches) == 2 * 2 * 51
-    model.batches.clear()
-    monkeypatch.setattr(attention, "BATCH_VALUES", 16 * 4 * 6 * 5)
-    insertion_deletion(model, images, torch.rand(2, 2, 3), classes, steps=50)
-    assert max(model.batches) == 4  # of five, as many come as go
-
-
-def test_enlarge_equals_bilinear_interpolation():
-    maps = torch.rand(2, 3)
-    expected = nn.functional.interpolate(maps[None, None], (8, 15), mode="bilinear")[0, 0]
-    torch.testing.assert_close(enlarge(maps, (8, 15), 0.0), expected)
-
-
-@pytest.mark.parametrize("patch", [4, 8])
-def test_token_offset_of_a_convolutional_stem(patch):
-    """The middle of the pixels that move a token, were all weights alike."""
-    config = VitConfig(
-        depth=1, width=16, mlp_width=8, heads=2, patch_size=patch, image_size=4 * patch
-    ).change(stem="conv")
-    model = VisionTransformer(config)
-    convolutions = [m for m in model.stem.layers if isinstance(m, nn.Conv2d)]
-    pixels = torch.zeros(1, 1, 4 * patch, 4 * patch, requires_grad=True)
-    seen = pixels
-    for convolution in convolutions:
-        alike = torch.ones(1, 1, *convolution.kernel_size)
-        seen = nn.functional.conv2d(seen, alike, None, convolution.stride, convolution.padding)
-    (moved,) = torch.autograd.grad(seen[0, 0, 2, 1], pixels)
-    places = torch.arange(4 * patch) + 0.5
-    down, across = (float((moved[0, 0].sum(d) * places).sum() / moved.sum()) for d in (1, 0))
-    offset = token_offset(model)
-    assert (down, across) == pytest.approx(((2.5 - offset) * patch, (1.5 - offset) * patch))
-    peak = torch.zeros(4, 4)
-    peak[2, 1] = 1
-    found = enlarge(peak, (4 * patch, 4 * patch), offset)
-    assert divmod(int(found.argmax()), 4 * patch) == (2 * patch, patch)
-    assert float(found.max()) == pytest.approx(1)
-    assert token_offset(VisionTransformer(config.change(stem="patches"))) == 0
-
-
 def test_center_map_is_centered_for_any_stem(tiny):
     images = torch.zeros(1, 3, 32, 32)
     for stem in ("patches", "conv"):
@@ -177,17 +133,6 @@ def test_multi_label_models_use_sigmoids(trained):
     found = insertion_deletion(trained, images, torch.rand(1, 4, 4), classes, steps=2)
     with torch.no_grad():
         assert found.insertion[-1] == pytest.approx(float(trained(images)[0, 1].sigmoid()))
-
-
-def test_blur_keeps_a_flat_image_and_spreads_a_point():
-    flat = torch.full((1, 3, 224, 32), 0.7)
-    torch.testing.assert_close(blur(flat), flat)
-    point = torch.zeros(1, 1, 224, 224, dtype=torch.float64)
-    point[..., 112, 112] = 1
-    spread = blur(point)[0, 0]
-    assert float(spread.sum()) == pytest.approx(1)
-    places = torch.arange(224).double() - 112
-    assert float((spread.sum(dim=0) * places**2).sum()) == pytest.approx(100, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["rollout", "gradient rollout", "relevance", "last layer"])

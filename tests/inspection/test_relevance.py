@@ -11,13 +11,7 @@ from test_attention import random_images
 from tiny_models import random_model
 from vitrail import BiT, BitConfig, ConfigError, MixerConfig, MlpMixer, VitConfig
 from vitrail.inspection import relevance as relevance_module
-from vitrail.inspection.relevance import (
-    METHODS,
-    gradient_rollout,
-    last_layer,
-    random_map,
-    relevance,
-)
+from vitrail.inspection.relevance import METHODS, gradient_rollout, relevance
 from vitrail.models import attention, pooling
 from vitrail.models.registry import name_of
 
@@ -32,9 +26,8 @@ METHODS_BY_CLASS = {"gradient rollout": gradient_rollout, "relevance": relevance
 
 def vit(**changes):
     """A ViT of three blocks in float64, every weight random."""
-    config = VitConfig(
-        depth=3, width=8, mlp_width=16, heads=2, patch_size=4, image_size=12, num_classes=4
-    ).change(**changes)
+    sizes = {"width": 8, "mlp_width": 16, "heads": 2, "patch_size": 4, "image_size": 12}
+    config = VitConfig(depth=3, num_classes=4, **sizes).change(**changes)
     return random_model(config).double()
 
 
@@ -150,31 +143,6 @@ def test_frozen_weights_and_grad_modes_do_not_matter(method):
     assert torch.equal(METHODS_BY_CLASS[method](model, images), expected)
 
 
-def test_autograd_keeps_one_block_at_a_time():
-    """What autograd holds for the gradient does not grow with depth."""
-
-    def held(depth):
-        model = vit(depth=depth)
-        alive, most = 0, 0
-
-        class Held:
-            def __init__(self, tensor):
-                nonlocal alive, most
-                self.tensor = tensor
-                alive += 1
-                most = max(most, alive)
-
-            def __del__(self):
-                nonlocal alive
-                alive -= 1
-
-        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
-            relevance(model, random_images(model, 2))
-        return most
-
-    assert 0 < held(6) == held(2)
-
-
 @pytest.mark.parametrize("pool", ["cls", "mean", "map"])
 def test_last_layer_is_its_attention(pool):
     model = vit(pool=pool, registers=1)
@@ -192,24 +160,23 @@ def test_last_layer_is_its_attention(pool):
                 weights = model.pool.attention_map(model.encode(images)).mean(dim=1)
                 row = (weights @ seen[:, prefix:])[:, 0]
     expected = (row / row.amax(dim=1, keepdim=True)).unflatten(1, (3, 3))
-    torch.testing.assert_close(last_layer(model, images), expected)
+    torch.testing.assert_close(METHODS["last layer"](model, images, None), expected)
 
 
 def test_random_map_is_deterministic_and_differs_between_images():
     model = vit()
     images = random_images(model, 2)
     state = torch.random.get_rng_state()
-    one = random_map(model, images)
-    assert torch.equal(one, random_map(model, images))
+    one = METHODS["random"](model, images, None)
+    assert torch.equal(one, METHODS["random"](model, images, None))
     assert not torch.equal(one[0], one[1])
     assert torch.equal(state, torch.random.get_rng_state())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_model_without_attention(name):
-    mixer = MixerConfig(
-        depth=1, width=8, tokens_mlp=8, channels_mlp=8, patch_size=4, image_size=8, num_classes=3
-    )
+    sizes = {"width": 8, "tokens_mlp": 8, "channels_mlp": 8, "patch_size": 4, "image_size": 8}
+    mixer = MixerConfig(depth=1, num_classes=3, **sizes)
     for model in (BiT(BitConfig(blocks=(1,), num_classes=3)), MlpMixer(mixer)):
         words = f"^{re.escape(name_of(model.config))} has no attention.*filters"
         with pytest.raises(ConfigError, match=words):

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_attention import (
-    SHAPES,
-    TOLERANCE,
-    all_maps,
-    random_images,
-    random_vit,
-    self_attending_vit,
-)
+from test_attention import SHAPES, TOLERANCE, all_maps, random_images, random_vit
 
 from vitrail import ConfigError, DataError
 from vitrail.inspection import attention
@@ -93,7 +86,13 @@ def test_chunk_and_batch_sizes_do_not_matter(shape, monkeypatch):
 
 
 def test_constant_map_is_not_scaled():
-    model = self_attending_vit()
+    """Tokens that attend to themselves only."""
+    model = random_vit(position="relative", pool="mean", image_size=(8, 20))
+    for block, position in zip(model.encoder.blocks, model.encoder.positions, strict=True):
+        torch.nn.init.zeros_(block.attention.qkv.weight)
+        torch.nn.init.constant_(block.attention.qkv.bias, 100.0)
+        torch.nn.init.zeros_(position.table)
+        torch.nn.init.constant_(position.table[position.patches - 1], 100.0)  # offset 0
     found = rollout(model, random_images(model))
     assert torch.equal(found, torch.full_like(found, 0.1))  # ten patches
 
