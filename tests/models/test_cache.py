@@ -143,26 +143,17 @@ def test_fake_tensors_are_not_cached():
     assert type(logits_at_other_size(model)) is torch.Tensor
 
 
-@pytest.mark.parametrize(
-    "register",
-    [
-        torch.nn.Linear.register_forward_hook,
-        torch.nn.Linear.register_forward_pre_hook,
-        torch.nn.Linear.register_full_backward_hook,
-        torch.nn.Linear.register_full_backward_pre_hook,
-        lambda _, hook: torch.nn.modules.module.register_module_forward_hook(hook),
-        lambda _, hook: torch.nn.modules.module.register_module_forward_pre_hook(hook),
-        lambda _, hook: torch.nn.modules.module.register_module_full_backward_hook(hook),
-    ],
-)
-def test_hooked_linear_is_not_plain(register):
+def test_hooked_linear_is_not_plain():
     layer = torch.nn.Linear(2, 2)
-    assert is_plain_linear(layer)
-    handle = register(layer, lambda *_: None)
-    try:
-        assert not is_plain_linear(layer)
-    finally:
-        handle.remove()
-    assert is_plain_linear(layer)
-    parametrized = torch.nn.utils.parametrizations.weight_norm(layer)
-    assert not is_plain_linear(parametrized)
+    hooks = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+    registers = [getattr(layer, f"register_{kind}") for kind in hooks]
+    kinds = ("forward_hook", "forward_pre_hook", "full_backward_hook")
+    everywhere = [getattr(torch.nn.modules.module, f"register_module_{kind}") for kind in kinds]
+    for register in (*registers, *everywhere):
+        assert is_plain_linear(layer)
+        handle = register(lambda *_: None)
+        try:
+            assert not is_plain_linear(layer)
+        finally:
+            handle.remove()
+    assert not is_plain_linear(torch.nn.utils.parametrizations.weight_norm(layer))

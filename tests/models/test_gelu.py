@@ -9,9 +9,8 @@ EPS = torch.finfo(torch.float32).eps
 
 
 def sample_inputs(count=4001):
-    return torch.cat(
-        [torch.linspace(-12, 12, count), torch.tensor([0.0, -0.0, 1e-30, 90.0, -90.0])]
-    )
+    special = torch.tensor([0.0, -0.0, 1e-30, 90.0, -90.0])
+    return torch.cat([torch.linspace(-12, 12, count), special])
 
 
 @pytest.mark.parametrize("kind", KINDS)

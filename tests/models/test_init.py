@@ -50,10 +50,8 @@ def test_head_bias_and_position_schemes():
 
 def test_timm_init():
     model = create("ViT-Ti/16", depth=1, init="timm")
-    assert model.encoder.blocks[0].attention.qkv.weight.std().item() == pytest.approx(
-        0.02, rel=0.02
-    )
-    assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    for weight in (model.encoder.blocks[0].attention.qkv.weight, model.head.weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.02)
     bound = (3 * 16 * 16) ** -0.5
     assert_uniform(model.stem.projection.weight, bound)
     assert model.cls_token.abs().max().item() < 1e-5

@@ -96,47 +96,17 @@ def test_names_and_sizes():
     assert (small.image_size, small.num_tokens) == (32, 65)
 
 
-def test_unknown_name_suggests_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown model 'BiT-R50x7'; did you mean 'BiT-R50x\d'"):
-        configuration("BiT-R50x7")
-    with pytest.raises(ConfigError, match=r"unknown model 'ViT-B/61'; available: ViT-B/8, .*16"):
-        configuration("ViT-B/61")
-    for almost in ("B/16", "ViT-B"):
-        with pytest.raises(ConfigError, match="available: ViT-B/8, ViT-B/14, ViT-B/16"):
-            configuration(almost)
-    with pytest.raises(ConfigError, match="must be a string such as 'ViT-B/16', not None"):
-        configuration(None)
-    with pytest.raises(ConfigError, match="`vitrail models` lists"):
-        configuration("zebra")
-
-
-SMALL, BASE, LARGE = ("ViT-S/16", "ViT-B/16", "ViT-L/16")
-DINOV2 = {"layer_scale": 1e-5, "patch_size": 14, "image_size": 518}
-GIANT = {**DINOV2, "width": 1536, "depth": 40, "heads": 24, "mlp_width": 4096, "mlp": "swiglu"}
-DINOV3 = {"position": "rotary", "registers": 4, "key_bias": False, "layer_scale": 1e-5}
-PLUS = {**DINOV3, "mlp": "swiglu"}
-HUGE_PLUS = {**PLUS, "width": 1280, "depth": 32, "heads": 20, "mlp_width": 5120}
-CLIP, SIGLIP = {"pre_norm": True}, {"pool": "map"}
-BACKBONES = {  # published image towers: named size, changes, parameters without a head
-    "DINOv2 S/14": (SMALL, DINOV2, 22_056_192),
-    "DINOv2 B/14": (BASE, DINOV2, 86_579_712),
-    "DINOv2 L/14": (LARGE, DINOV2, 304_367_616),
-    "DINOv2 g/14": (LARGE, GIANT, 1_136_479_232),
-    "DINOv3 S/16": (SMALL, DINOV3, 21_596_160),
-    "DINOv3 S+/16": (SMALL, PLUS, 28_692_480),
-    "DINOv3 B/16": (BASE, DINOV3, 85_659_648),
-    "DINOv3 L/16": (LARGE, DINOV3, 303_128_576),
-    "DINOv3 H+/16": (LARGE, HUGE_PLUS, 840_591_360),
-    "SigLIP 2 B/16": (BASE, SIGLIP, 92_884_224),
-    "SigLIP 2 L/16": (LARGE, {**SIGLIP, "image_size": 256}, 315_956_224),
-    "SigLIP 2 So400m/14": ("ViT-So400m/14", SIGLIP, 427_680_704),
-    "CLIP B/32": ("ViT-B/32", CLIP, 87_456_000),
-    "CLIP B/16": (BASE, CLIP, 85_799_424),
-    "CLIP L/14": ("ViT-L/14", CLIP, 303_179_776),
-}
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_parameters_of_published_backbones(name):
-    size, changes, expected = BACKBONES[name]
-    assert num_parameters(configuration(size).change(num_classes=0, **changes)) == expected
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("BiT-R50x7", r"unknown model 'BiT-R50x7'; did you mean 'BiT-R50x\d'"),
+        ("ViT-B/61", "unknown model 'ViT-B/61'; available: ViT-B/8, .*16"),
+        ("B/16", "available: ViT-B/8, ViT-B/14, ViT-B/16"),
+        ("ViT-B", "available: ViT-B/8, ViT-B/14, ViT-B/16"),
+        (None, "must be a string such as 'ViT-B/16', not None"),
+        ("zebra", "`vitrail models` lists"),
+    ],
+)
+def test_unknown_name_suggests_the_nearest(name, message):
+    with pytest.raises(ConfigError, match=message):
+        configuration(name)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tiny_models
-from vitrail import ConfigError, VisionTransformer, create, load, save
+from vitrail import ConfigError, VisionTransformer, load, save
 
 pytestmark = pytest.mark.slow
 
@@ -200,13 +200,8 @@ def test_training_and_per_patch_outputs_raise_while_merging(tiny):
     with pytest.raises(ConfigError, match=r"merge=2 works in inference only.*call model.eval\(\)"):
         model(images)
     model.eval()(images)
-    model, images = VisionTransformer(tiny).eval(), torch.randn(1, 3, 8, 8)
-    model.merge = 2
-    for call in (
-        model.encode,
-        lambda x: next(model.layers(x)),
-        lambda x: next(model.attention_maps(x)),
-    ):
+    layers, maps = lambda x: next(model.layers(x)), lambda x: next(model.attention_maps(x))
+    for call in (model.encode, layers, maps):
         with pytest.raises(ConfigError, match=r"merge=2 leaves no token for each patch.*merge = 0"):
             call(images)
 
@@ -228,9 +223,3 @@ def test_invalid_merge_raises(tiny, changes, merge, message):
         model.merge = merge
     assert model.merge == 0
     model.merge = 0  # always valid
-
-
-@pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-S/32"])
-def test_models_without_attention_have_no_merge(name):
-    with torch.device("meta"):
-        assert not hasattr(create(name), "merge")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import tiny_models
 from vitrail import ConfigError, VisionTransformer, create
 from vitrail.models.config import NUMERICS
-from vitrail.models.encoder import Block, Branch, drop_path
+from vitrail.models.encoder import Branch, drop_path
 from vitrail.models.init import initialize
 from vitrail.models.resnet import StandardizedConv2d, pad_same
 from vitrail.models.vit import build
@@ -47,10 +47,8 @@ def reference_block(name, state, tokens, config):
         heads.append(scores.softmax(dim=1) @ value[:, channels])
     mixed = torch.cat(heads, dim=1) @ state[name + "attention.merge.weight"].T
     tokens = tokens + mixed + state[name + "attention.merge.bias"]
-    hidden = (
-        reference_norm(tokens, state, name + "norm2.", config) @ state[name + "mlp.fc1.weight"].T
-    )
-    hidden = hidden + state[name + "mlp.fc1.bias"]
+    hidden = reference_norm(tokens, state, name + "norm2.", config)
+    hidden = hidden @ state[name + "mlp.fc1.weight"].T + state[name + "mlp.fc1.bias"]
     curve = (2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)
     hidden = 0.5 * hidden * (1 + torch.tanh(curve))
     return tokens + hidden @ state[name + "mlp.fc2.weight"].T + state[name + "mlp.fc2.bias"]
@@ -117,32 +115,6 @@ def test_attention_pool_is_weighted_mean_of_values(tiny):
     torch.testing.assert_close(pool(tokens), pooled + pool.mlp(pool.norm(pooled)))
 
 
-def test_numerics_change_logits(tiny):
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    model = random_model(tiny)
-    for name in ("timm", "transformers"):
-        other = random_model(tiny.change(numerics=name))
-        other.load_state_dict(model.state_dict())
-        assert (other(images) - model(images)).abs().max() > 1e-6
-
-
-def test_dropout_placement(tiny):
-    """After adding positions, and after every dense layer but q, k and v (appendix B.1)."""
-    model = VisionTransformer(tiny.change(dropout=0.5))
-    block: Block = model.encoder.blocks[0]
-    places = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Dropout)]
-    assert places[0] == "dropout"
-    assert [p for p in places if p.startswith("encoder.blocks.0")] == [
-        "encoder.blocks.0.branch1.dropout",
-        "encoder.blocks.0.mlp.dropout",
-        "encoder.blocks.0.branch2.dropout",
-    ]
-    torch.manual_seed(0)
-    tokens = torch.ones(1, 400, 8)
-    assert (block.branch1(tokens) == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
-    assert torch.equal(block.branch1.eval()(tokens), tokens)
-
-
 @pytest.mark.parametrize(
     ("family", "kind"), [("vit", "dropout"), ("vit", "drop_path"), ("mixer", "drop_path")]
 )
@@ -156,15 +128,19 @@ def test_dropout_and_drop_path_are_active_in_training_only(tiny, family, kind):
     assert not torch.equal(model(images), model(images))
 
 
-@pytest.mark.parametrize("place", ["dropout", "encoder.blocks.0.mlp.dropout"])
-def test_each_dropout_affects_the_logits(tiny, place):
-    model = random_model(tiny)
-    images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+def test_each_dropout_affects_the_logits(tiny):
+    """After adding positions, and after every dense layer but q, k and v (appendix B.1)."""
+    block = [f"encoder.blocks.0.{part}.dropout" for part in ("branch1", "mlp", "branch2")]
+    model = VisionTransformer(tiny.change(depth=1, dropout=0.5))
+    places = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Dropout)]
+    assert places == ["dropout", *block]
+    model, images = random_model(tiny.change(depth=1)), torch.randn(4, 3, 8, 8).double()
     before = model(images)
-    dropout = model.get_submodule(place)
-    dropout.p = 0.9
-    dropout.train()
-    assert not torch.allclose(model(images), before)
+    for place in places:
+        dropout = model.get_submodule(place).train()
+        dropout.p = 0.9
+        assert not torch.allclose(model(images), before)
+        dropout.eval()
 
 
 def test_stems_match_functional_ops(tiny):
@@ -197,10 +173,8 @@ def test_swiglu_gates_with_its_first_half(tiny):
 def test_checkpointing_recomputes_blocks(name):
     small = {"BiT-R50x1": {"blocks": (1, 1)}, "Mixer-S/16": {"depth": 2}}.get(name, {"depth": 2})
     model = create(name, num_classes=3, image_size=32, **small)
-    block = next(
-        m for n, m in model.named_modules() if n in ("encoder.blocks.0", "blocks.0", "stages.0.0")
-    )
-    calls = []
+    first, calls = ("encoder.blocks.0", "blocks.0", "stages.0.0"), []
+    block = next(module for name, module in model.named_modules() if name in first)
     block.register_forward_pre_hook(lambda *_: calls.append(1))
     for switch, expected in ((False, 1), (True, 2)):
         calls.clear()
@@ -273,13 +247,8 @@ def test_replaced_qkv_layer_is_called(tiny, kind):
     layer.forward = lambda x: calls.append(2) or forward(x)  # as accelerate does
     torch.testing.assert_close(model(images), expected)
     assert calls == [1, 2]
-    setattr(owner, name, torch.nn.Sequential(layer, Doubled()))  # as adapters do
+    setattr(owner, name, torch.nn.Sequential(layer, torch.nn.Tanh()))  # as adapters do
     assert not torch.allclose(model(images), expected)
-
-
-class Doubled(torch.nn.Module):
-    def forward(self, x):
-        return 2 * x
 
 
 def test_attention_map_indices_are_validated(tiny):
@@ -316,10 +285,9 @@ def test_drop_path_and_layer_scale(tiny):
 def test_same_padding_matches_tensorflow(size, kernel, edges):
     padded = pad_same(torch.ones(1, 1, size, size), kernel, 2)
     assert padded.shape[-1] == size + sum(edges)
-    assert (padded[0, 0, :, size // 2] == 0).nonzero().flatten().tolist() == [
-        *range(edges[0]),
-        *range(size + edges[0], size + sum(edges)),
-    ]
+    inside = padded[0, 0, edges[0] : size + edges[0], edges[0] : size + edges[0]]
+    assert inside.all()
+    assert padded.sum() == size * size  # zeros around it
 
 
 @pytest.mark.parametrize("name", ["google", "big_transfer"])
