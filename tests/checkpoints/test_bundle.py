@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_models import FAMILIES, VIT, random_images, random_model, same_weights
+from small_models import VIT, random_model, same_weights
 
 from vitrail import CheckpointError, Preprocessing, load, save
 from vitrail.checkpoints import files
@@ -13,18 +13,6 @@ from vitrail.data.datasets import open_dataset
 from vitrail.data.provenance import fingerprint
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_bundle_round_trip(tmp_path, name):
-    model = random_model(FAMILIES[name])
-    save(model, tmp_path / "model")
-    loaded = load(tmp_path / "model").eval()
-    assert loaded.config == model.config
-    assert same_weights(loaded, model)
-    images = random_images(model.config)
-    with torch.no_grad():
-        assert torch.equal(loaded(images), model(images))
 
 
 def test_float16_bundle_has_rounded_weights_and_a_digest(tmp_path):
@@ -109,14 +97,10 @@ def test_saving_is_atomic(tmp_path, monkeypatch, step):
     new = random_model(VIT.change(depth=3, num_classes=4), seed=1)
     save(old, tmp_path, class_names=["cat", "dog", "owl"])
 
-    class Crash(BaseException):
-        """Simulates a power cut: not an Exception, so nothing catches it."""
+    def crash(*_, **__):  # like a power cut: not an Exception, so nothing catches it
+        raise KeyboardInterrupt
 
-    def crash(*_, **__):
-        raise Crash
-
-    replaced = []
-    replace = files.Path.replace
+    replaced, replace = [], files.Path.replace
 
     def counted(self, target):
         replaced.append(target)
@@ -129,17 +113,13 @@ def test_saving_is_atomic(tmp_path, monkeypatch, step):
         monkeypatch.setattr(files, "save_file", crash)
     if step == "sync":
         monkeypatch.setattr(os, "fsync", crash)
-    with pytest.raises(Crash):
+    with pytest.raises(KeyboardInterrupt):
         save(new, tmp_path)
     monkeypatch.undo()
-    loaded = load(tmp_path)
-    if step in ("write", "sync", "first rename"):
-        assert same_weights(loaded, old)
-        assert loaded.metadata.class_names == ("cat", "dog", "owl")
-    else:
-        assert same_weights(loaded, new)
-        assert loaded.config == new.config
-        assert loaded.metadata.class_names == ()
+    loaded, kept = load(tmp_path), step in ("write", "sync", "first rename")
+    assert same_weights(loaded, old if kept else new)
+    assert loaded.config == (old if kept else new).config
+    assert loaded.metadata.class_names == (("cat", "dog", "owl") if kept else ())
 
 
 def test_config_json_may_be_edited_or_missing(tmp_path):

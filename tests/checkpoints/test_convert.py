@@ -7,7 +7,7 @@ from small_models import FAMILIES, VIT, random_model, same_weights
 
 from vitrail import CheckpointError, load, save
 from vitrail.checkpoints import save as saving
-from vitrail.checkpoints.save import convert, fold
+from vitrail.checkpoints.save import convert
 from vitrail.cli import main
 from vitrail.data.preprocessing import preset
 
@@ -25,7 +25,6 @@ def test_convert_command_summarizes_and_verifies(npz, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "encoderblock_*/LayerNorm_0/{scale,bias}" in out
     assert "vit.encoder.layer.*.attention.attention.{query,key,value}.{weight,bias}" in out
-    assert max(len(line) for line in out.splitlines() if line.startswith("  ")) <= 100
     assert "logits on a probe image differ by 0.0e+00" in out
     assert out.splitlines()[-1] == f"done: {tmp_path / 'out'}"
     assert same_weights(load(tmp_path / "out"), random_model(VIT))
@@ -77,11 +76,7 @@ def test_numerics_loss_needs_allow_loss(npz, tmp_path, capsys):
     [
         ("google", "huggingface", "24 x 24 (bilinear), not 24 x 24 (bilinear, no antialiasing)"),
         ("google", "timm", "24 x 24 (bilinear), not 24 x 24 (bilinear, no antialiasing)"),
-        (
-            "big_vision",
-            "huggingface",
-            "(bilinear), center crop 24 x 24, not short side to 27 (area)",
-        ),
+        ("big_vision", "huggingface", "center crop 24 x 24, not short side to 27 (area)"),
         ("torchvision", "google", "24 x 24 (bilinear, no antialiasing), not short side to 27"),
         ("torchvision", "google", "mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5), not mean (0.485"),
         ("google", "google", None),
@@ -167,13 +162,3 @@ def test_wrong_destination_raises(tmp_path, destination, to, message):
     save(random_model(VIT), tmp_path / "model.npz", "google")
     with pytest.raises(CheckpointError, match=message):
         convert(tmp_path / "source", tmp_path / destination, to)
-
-
-def test_fold_stars_the_numbers_of_layers_only():
-    for name, expected in {
-        "Transformer/encoderblock_11/MlpBlock_0/Dense_1/bias": "encoderblock_*/MlpBlock_0/Dense_1",
-        "blocks.3.norm1.weight": "blocks.*.norm1.weight",
-        "encoder.layers.encoder_layer_7.ln_1.bias": "encoder_layer_*.ln_1.bias",
-        "stem.resnet.stages.0.1.conv2.weight": "stages.*.1.conv2",
-    }.items():
-        assert expected in fold([name])

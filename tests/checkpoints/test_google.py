@@ -82,18 +82,11 @@ def scanned(arrays):
     return out
 
 
-def before_2021(arrays):
-    return renamed(
-        arrays,
-        ("LayerNorm_1", "LayerNorm_2"),
-        ("MultiHeadDotProductAttention_0", "MultiHeadDotProductAttention_1"),
-        ("MlpBlock_0", "MlpBlock_3"),
-    )
-
-
+ATTENTION = ("MultiHeadDotProductAttention_0", "MultiHeadDotProductAttention_1")
+BEFORE_2021 = (("LayerNorm_1", "LayerNorm_2"), ATTENTION, ("MlpBlock_0", "MlpBlock_3"))
 LAYOUTS = {
     "current": dict,
-    "before 2021": before_2021,
+    "before 2021": lambda a: renamed(a, *BEFORE_2021),
     "Transformer/pos_embedding": lambda a: renamed(a, (POSITION, "Transformer/pos_embedding")),
     "pos_embedding": lambda a: renamed(a, (POSITION, "pos_embedding")),
     "scanned": scanned,
@@ -201,11 +194,7 @@ FC1 = BLOCK.format(1, "MlpBlock_0/Dense_0/kernel")
         (FC1, lambda a: a[:, :-1], r"_1/MlpBlock_0/Dense_0/kernel is \(8, 15\), expected \(8, 16"),
         (POSITION, lambda _: np.zeros((1, 7, 8), np.float32), "6 patch positions are not a square"),
         ("head/bias", lambda _: np.array(["a", "b", "c"]), "head/bias has dtype <U1"),
-        (
-            QUERY,
-            lambda _: np.zeros((8, 3, 2), np.float32),
-            "invalid model config in the file: width=8 does not split into heads=3",
-        ),
+        (QUERY, lambda _: np.zeros((8, 3, 2), np.float32), "width=8 does not split into heads=3"),
     ],
 )
 def test_broken_file_error_names_the_tensor(tmp_path, vit, name, change, message):
@@ -244,14 +233,9 @@ def test_unreadable_files_raise(tmp_path, vit):
 
 
 def test_architecture_names_raise():
-    with pytest.raises(CheckpointError) as caught:
-        load("ViT-B/16")
-    assert str(caught.value) == (
-        "'ViT-B/16' is an architecture without weights; vitrail.create('ViT-B/16') builds an "
-        "untrained model, trained ones have addresses such as hf:google/vit-base-patch16-224"
-    )
-    with pytest.raises(CheckpointError, match="is an architecture without weights"):
-        vitrail.Predictor("ViT-Mu/4")
+    message = r"is an architecture without weights; vitrail.create\('ViT-B/16'\) .* such as hf:"
+    with pytest.raises(CheckpointError, match=message):
+        vitrail.Predictor("ViT-B/16")
     with pytest.raises(CheckpointError, match=r"file not found: ViT-B/61; .*available: ViT-B/8"):
         load("ViT-B/61")
 

@@ -38,17 +38,19 @@ def hub(tmp_path, cache, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("HF_", "HUGGING")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "stored_tokens"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with Hub() as hub:
         hub.add("ada/vit", MODEL)
-        url = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        for name, value in {
+            "HF_HUB_CACHE": str(cache),
+            "HF_TOKEN_PATH": str(tmp_path / "token"),
+            "HF_STORED_TOKENS_PATH": str(tmp_path / "stored_tokens"),
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_TELEMETRY": True,
+            "ENDPOINT": hub.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        }.items():
+            monkeypatch.setattr(constants, name, value)
         huggingface_hub.close_session()
         yield hub
         huggingface_hub.close_session()
@@ -64,11 +66,8 @@ def go_offline(hub, monkeypatch):
 
 
 def contents(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def error_of(address):
@@ -245,20 +244,16 @@ def test_token_is_used_and_not_leaked(hub, monkeypatch, trait):
     assert not hub.leaked_token
 
 
-@pytest.mark.parametrize(
-    ("names", "chosen"),
-    [
+def test_weight_file_preference():
+    for names, chosen in [
         (["model.safetensors", "pytorch_model.bin", "other.safetensors"], ["model.safetensors"]),
         (["pytorch_model.bin", "ViT-B_16.npz"], ["pytorch_model.bin"]),
-        (["ViT-B_16.npz"], ["ViT-B_16.npz"]),
         (["vit.pth", "README.md"], ["vit.pth"]),
         (["dino.safetensors", "dino.pth"], ["dino.safetensors"]),
         (["b.npz", "a.npz"], ["a.npz", "b.npz"]),
         (["onnx/model.onnx", "sub/model.safetensors", "tf_model.h5"], []),
-    ],
-)
-def test_weight_file_preference(names, chosen):
-    assert weight_files(names) == chosen
+    ]:
+        assert weight_files(names) == chosen
 
 
 def test_only_needed_files_are_downloaded_and_ambiguous_ones_raise(hub):

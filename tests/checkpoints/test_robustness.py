@@ -1,10 +1,12 @@
 """Unusual files and uses: concurrency, wrappers, training checkpoints, full disks."""
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from vitrail import CheckpointError, create, load, save
 from vitrail.checkpoints.load import OUR_METADATA
 from vitrail.checkpoints.save import convert
 from vitrail.models.config import to_dict
+from vitrail.models.registry import configuration
+from vitrail.models.vit import build
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +29,13 @@ TIMM = VIT.change(width=64, heads=1, numerics="timm")
 
 @pytest.mark.parametrize("format", ["bundle", "timm", "huggingface"])
 def test_loading_during_concurrent_saves(tmp_path, format):
-    models = [random_model(TIMM.change(numerics="timm"), seed) for seed in (0, 1)]
+    models, stop = [random_model(TIMM, seed) for seed in (0, 1)], threading.Event()
     save(models[0], tmp_path / "model", format)
-    stop = threading.Event()
 
     def keep_saving():
-        turn = 0
-        while not stop.is_set():
-            turn += 1
+        for turn in itertools.count():
+            if stop.is_set():
+                return
             save(models[turn % 2], tmp_path / "model", format)
 
     thread = threading.Thread(target=keep_saving)
@@ -141,10 +144,11 @@ def test_header_that_contradicts_the_tensors_raises(tmp_path, config, message):
 NOT_DENSE = "norm.bias is not a dense CPU tensor"
 
 
-def torch_file(tmp_path, change):
-    save(random_model(TIMM), tmp_path / "model.pth", "timm")
-    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
-    torch.save(change(tensors), tmp_path / "model.pth")
+def torch_file(tmp_path, change, format="timm"):
+    save(random_model(TIMM), tmp_path / "model.pth", format)
+    torch.save(
+        change(torch.load(tmp_path / "model.pth", weights_only=True)), tmp_path / "model.pth"
+    )
     return tmp_path / "model.pth"
 
 
@@ -169,6 +173,13 @@ def test_pickles_with_unusual_tensors_raise(tmp_path, change, message):
         load(torch_file(tmp_path, change))
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("format", ["timm", "torchvision"])
+def test_wrapped_names_in_every_format(tmp_path, prefix, format):
+    path = torch_file(tmp_path, lambda t: {prefix + name: x for name, x in t.items()}, format)
+    assert same_weights(load(path), random_model(TIMM))
+
+
 @pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "state_dict_ema"])
 def test_state_dict_inside_training_checkpoints(tmp_path, key):
     empty = {} if key == "state_dict_ema" else {"state_dict_ema": None, "net": {}}
@@ -180,11 +191,9 @@ def test_state_dict_inside_training_checkpoints(tmp_path, key):
     assert lines == []
 
 
-@pytest.mark.parametrize(
-    ("raw", "average"), [("state_dict", "state_dict_ema"), ("model", "model_ema")]
-)
 @pytest.mark.parametrize("format", ["timm", "torchvision", "huggingface"])
-def test_averaged_weights_are_preferred_and_logged(tmp_path, raw, average, format):
+def test_averaged_weights_are_preferred_and_logged(tmp_path, format):
+    raw, average = ("state_dict", "state_dict_ema") if format == "timm" else ("model", "model_ema")
     numerics = {"huggingface": "transformers"}.get(format, format)
     states = {}
     for seed, key in enumerate((average, raw)):
@@ -200,15 +209,6 @@ def test_averaged_weights_are_preferred_and_logged(tmp_path, raw, average, forma
         assert same_weights(model, random_model(TIMM))
         assert f"using the averaged weights {average}, not {raw}" in "\n".join(lines)
         assert ("n_averaged" in "\n".join(lines)) == (format == "torchvision")
-
-
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
-@pytest.mark.parametrize("format", ["timm", "torchvision"])
-def test_wrapped_names_in_every_format(tmp_path, prefix, format):
-    save(random_model(TIMM), tmp_path / "model.pth", format)
-    tensors = torch.load(tmp_path / "model.pth", weights_only=True)
-    torch.save({prefix + name: t for name, t in tensors.items()}, tmp_path / "model.pth")
-    assert same_weights(load(tmp_path / "model.pth"), random_model(TIMM))
 
 
 def test_skipped_arrays_and_ambiguous_positions_are_logged(tmp_path):
@@ -256,23 +256,48 @@ def test_invalid_references_raise(reference):
 
 
 def test_saving_an_invalid_model_raises(tmp_path):
-    for names, message in (
-        ("cat", "is a string"),
-        ([1, 2, 3], "is not valid text"),
-        (["a", "b", "\udce9"], "is not valid text"),
-    ):
-        with pytest.raises(CheckpointError, match=message):
-            save(random_model(VIT), tmp_path / "model", class_names=names)
-    assert not (tmp_path / "model").exists()
     save(random_model(VIT), tmp_path / "model")
-    model = random_model(VIT)
-    model.head = nn.Linear(8, 5)
-    with pytest.raises(CheckpointError, match=r"head.bias is \(5,\), expected \(3,\)"):
-        save(model, tmp_path / "model")
-    assert same_weights(load(tmp_path / "model"), random_model(VIT))
-    with pytest.raises(CheckpointError, match="a Linear is not a vitrail model"):
-        save(nn.Linear(2, 2), tmp_path / "other")
+    wrong, no_text = random_model(VIT), "is not valid text"
+    wrong.head = nn.Linear(8, 5)
     with torch.device("meta"):
         empty = create("ViT-Mu/4")
-    with pytest.raises(CheckpointError, match="on the meta device"):
-        save(empty, tmp_path / "other")
+    for model, names, message in [
+        (random_model(VIT), "cat", "is a string"),
+        (random_model(VIT), [1, 2, 3], no_text),
+        (random_model(VIT), ["a", "b", "\udce9"], no_text),
+        (wrong, None, r"head.bias is \(5,\), expected \(3,\)"),
+        (nn.Linear(2, 2), None, "a Linear is not a vitrail model"),
+        (empty, None, "on the meta device"),
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            save(model, tmp_path / "model", class_names=names)
+    assert same_weights(load(tmp_path / "model"), random_model(VIT))
+
+
+MEASURE = """
+import sys
+from vitrail import create, load
+
+def now(key):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+create("ViT-Mu/4")  # everything that loading needs is imported
+before = now("VmRSS")
+model = load(sys.argv[1])
+size = sum(p.nbytes for p in model.parameters())
+print((now("VmHWM") - before) / size)
+"""
+FORMATS = {"model": "bundle", "model.npz": "google", "folder": "huggingface"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_peak_memory_of_loading(tmp_path):
+    model = build(configuration("ViT-S/16"), device="cpu")  # any values will do
+    for name, format in FORMATS.items():
+        save(model, tmp_path / name, format)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(tmp_path / name)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout) < 1.3, format
