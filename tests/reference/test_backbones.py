@@ -221,8 +221,6 @@ def test_timm_models_round_trip(kind, tmp_path):
 
 
 # Meta's names: dinov2/models/vision_transformer.py and dinov3/models/vision_transformer.py.
-
-
 LAYERS = r"(?:model\.|encoder\.)?layers?\."
 
 
@@ -354,8 +352,6 @@ def test_preprocessing_of_timm_is_read(name, statistics, tmp_path):
 
 
 # Published image towers, built on the meta device by their library and read here.
-
-
 def sizes_of(row):
     """The configuration of transformers: width, depth, MLP width, heads, image and patch size."""
     names = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")

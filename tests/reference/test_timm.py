@@ -103,21 +103,13 @@ def test_config_json_determines_what_shapes_do_not(tmp_path, name, options):
 @pytest.mark.parametrize(
     "name",
     [
-        "vit_base_patch16_gap_224",
-        "vit_base_patch32_siglip_256",
-        "vit_giantopt_patch16_siglip_256",
-        "vit_large_patch16_siglip_384",
-        "vit_large_patch16_siglip_512",
-        "vit_so150m_patch16_reg4_map_256",
-        "vit_so400m_patch14_siglip_378",
-        "vit_so400m_patch16_siglip_256",
-        "vit_giant_patch14_reg4_dinov2",
-        "vit_gigantic_patch14_224",
-        "vit_huge_patch14_224",
-        "deit3_huge_patch14_224",
-        "deit_base_distilled_patch16_384",
-        "vit_large_r50_s32_384",
-        "flexivit_small",
+        *("vit_base_patch16_gap_224", "vit_base_patch32_siglip_256"),
+        *("vit_giantopt_patch16_siglip_256", "vit_large_patch16_siglip_384"),
+        *("vit_large_patch16_siglip_512", "vit_so150m_patch16_reg4_map_256"),
+        *("vit_so400m_patch14_siglip_378", "vit_so400m_patch16_siglip_256"),
+        *("vit_giant_patch14_reg4_dinov2", "vit_gigantic_patch14_224"),
+        *("vit_huge_patch14_224", "deit3_huge_patch14_224"),
+        *("deit_base_distilled_patch16_384", "vit_large_r50_s32_384", "flexivit_small"),
     ],
 )
 def test_published_architectures(tmp_path, name):
@@ -151,9 +143,8 @@ def written(config, folder):
     return model, theirs
 
 
-TINY = VitConfig(
-    depth=2, width=24, mlp_width=53, heads=2, patch_size=8, image_size=32, num_classes=5
-).change(numerics="timm")
+SIZES = {"width": 24, "mlp_width": 53, "heads": 2, "patch_size": 8, "image_size": 32}
+TINY = VitConfig(depth=2, num_classes=5, numerics=NUMERICS["timm"], **SIZES)
 HYBRID = {"stem": "resnet", "patch_size": 1, "image_size": 64}
 
 
