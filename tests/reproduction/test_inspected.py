@@ -68,9 +68,8 @@ def reports(jobs, datasets):
 def similarity(of_steps):
     """Return a table (h, w, h, w) from a function of steps down and across."""
     down, across = np.indices((SIDE, SIDE))
-    return of_steps(
-        np.abs(down[:, :, None, None] - down), np.abs(across[:, :, None, None] - across)
-    )
+    steps = (np.abs(index[:, :, None, None] - index) for index in (down, across))
+    return of_steps(*steps)
 
 
 def structure(of_steps):
@@ -112,44 +111,29 @@ def test_bootstrap_interval_of_a_mean():
     assert bootstrap_mean(np.full(5, -0.5)) == Estimate(-0.5, -0.5, -0.5)
 
 
-@pytest.mark.parametrize(
-    ("random", "center", "verdict"),
-    [
+def test_verdicts_of_areas_locality_and_distances():
+    for random, center, verdict in [
         ((0.2, 0.1, 0.3), (0.1, 0.05, 0.2), "holds"),
         ((0.2, 0.1, 0.3), (0.1, -0.05, 0.2), "holds in part"),
         ((0.2, -0.1, 0.3), (0.1, 0.05, 0.2), "inconclusive"),
         ((-0.2, -0.3, -0.1), (-0.1, -0.2, 0.1), "does not hold"),
-    ],
-)
-def test_insertion_areas_need_whole_intervals(random, center, verdict):
-    assert inspected.verdict_of_areas(Estimate(*random), Estimate(*center)) == verdict
-
-
-@pytest.mark.parametrize(
-    ("vit", "hybrid", "verdict"),
-    [
+    ]:
+        assert inspected.verdict_of_areas(Estimate(*random), Estimate(*center)) == verdict
+    for vit, hybrid, verdict in [
         (40, 70, "holds"),
         (70, 40, "does not hold"),
         (40, 44, "inconclusive"),
         (95, 105, "inconclusive"),  # neither has local attention
-    ],
-)
-def test_a_hybrid_can_only_be_less_local_than_local_attention(vit, hybrid, verdict):
-    assert inspected.verdict_of_locality(vit, hybrid) == verdict
-
-
-@pytest.mark.parametrize(
-    ("pixels", "holds"),
-    [
+    ]:
+        assert inspected.verdict_of_locality(vit, hybrid) == verdict
+    for pixels, holds in [  # global heads, local heads, growth
         ([[9.5, 3], [6, 6], [9, 9], [9, 9]], [True, True, True]),
         ([[5, 3], [6, 6], [9, 9], [9, 9]], [False, True, True]),
         ([[10, 9.5], [3, 6], [9, 9], [9, 9]], [False, True, True]),  # as at initialization
         ([[9.5, 6], [6, 6], [9, 9], [9, 9]], [True, False, True]),
         ([[9.5, 3], [6, 6], [9, 9], [3, 3]], [True, True, False]),
-    ],
-)
-def test_global_heads_local_heads_and_growth_have_separate_rules(pixels, holds):
-    assert list(inspected.distance_parts(10 * np.array(pixels)).values()) == holds
+    ]:
+        assert list(inspected.distance_parts(10 * np.array(pixels)).values()) == holds
 
 
 @pytest.mark.parametrize(
@@ -159,11 +143,8 @@ def test_a_report_has_figures_numbers_and_a_verdict(name, figures, reports):
     report = reports[name]
     assert report.verdict in get_args(Verdict)
     assert len(report.figures) == figures
-    for figure in report.figures:
-        assert figure.content[:4] == b"\x89PNG"
-        assert figure.file.startswith(name)
-        assert figure.file.endswith(".png")
-        assert figure.caption
+    assert all(figure.content[:4] == b"\x89PNG" for figure in report.figures)
+    assert all(figure.file.startswith(name) and figure.caption for figure in report.figures)
     assert all(len(row) == len(table.head) for table in report.tables for row in table.rows)
     assert json.dumps(json_value(report.data), allow_nan=False)
 

@@ -7,12 +7,10 @@ from reproduction import tables
 from reproduction.published import CORE_DAYS, DATA, TABLE2, TABLE6, TABLE8, full_name
 from vitrail.errors import ConfigError
 from vitrail.models.registry import configuration
-from vitrail.training.recipes import grid, read_recipe
 
 pytestmark = pytest.mark.slow
 
 VIT_H, VIT_L, *_ = TABLE2
-RECIPES = {"JFT": "paper-jft", "ImageNet-21k": "paper-imagenet21k", "ImageNet": "paper-imagenet"}
 SUMS5 = {
     "ImageNet": [530.04, 514.49, 526.23, 511.71],
     "ImageNet-21k": [556.75, 550.80, 560.49, 551.09, 561.25],
@@ -38,26 +36,6 @@ def test_columns_add_up():
     for position, place in TABLE8:
         config = configuration("ViT-B/16").change(position=position, position_place=place)
         assert (config.position, config.position_place) == (position, place)
-
-
-@pytest.mark.parametrize(
-    "row", DATA["table3"]["rows"], ids=lambda row: f"{row['models'][0]} {row['data']}"
-)
-def test_recipes_have_the_settings_of_table_3(row):
-    for model in row["models"]:
-        slug = model.lower().replace("/", "").replace("+", "-")
-        settings = read_recipe(f"{RECIPES[row['data']]}-{slug}")
-        assert settings.epochs in row["epochs"]
-        optim, dropout = settings.optim, settings.model.dropout or 0
-        assert (optim.learning_rate, optim.schedule) == (row["learning_rate"], row["decay"])
-        assert (optim.weight_decay, dropout) == (row["weight_decay"], row["dropout"])
-
-
-@pytest.mark.parametrize("data", DATA["table4"])
-def test_recipes_have_the_settings_of_table_4(data):
-    name = f"paper-finetune-{data.lower().removesuffix('-102').replace('-', '')}"
-    assert grid(name) == DATA["table4"][data]["learning_rates"]
-    assert read_recipe(name).steps == DATA["table4"][data]["steps"]
 
 
 def test_a_model_may_be_named_without_its_pretraining_where_that_is_unique():
