@@ -12,21 +12,20 @@ import torch
 from tiny_searches import FINE, config_of, named, real_run, without_times, written
 
 import vitrail
-from tiny_runs import CLASSES, SETTINGS, Recorder, equal, weights, write_colors, write_folder
+from tiny_runs import CLASSES, SETTINGS, Recorder, equal, weights, write_colors
 from vitrail.cli import main
-from vitrail.cli.train import Finetune, search_report
 from vitrail.data.datasets import DatasetIndex, ImageDataset, PackedStrings, open_dataset
 from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.data.provenance import fingerprint
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError
 from vitrail.models.vit import create
 from vitrail.probing.teach import MEMORY_FILE, load_memory
-from vitrail.training import adapt, budget
+from vitrail.training import adapt
 from vitrail.training.adapt import ATTENTION, FULL, LINEAR, PROBE, Candidate, Trial, search
 from vitrail.training.auto_config import STRENGTHS
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import OptimSettings, RunConfig
-from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
+from vitrail.training.data_module import DataSplits, hold_out_dev
 from vitrail.training.optim import all_but_attention_patterns, freeze
 from vitrail.training.recipes import read_run
 from vitrail.training.trainer import Result
@@ -56,20 +55,6 @@ def test_search_compares_all_candidates_and_ignores_the_test_split(colors, start
     assert equal(weights(tmp_path / "colors"), weights(tmp_path / "other"))
 
 
-def test_result_file_lists_every_trial(colors, start, tmp_path, quick):
-    quick({("attention", 2e-4): 0.5, ("attention", 6e-4): 0.75}, probes=0.6)
-    search(config_of(colors, tmp_path / "out", start))
-    probe, linear, attention, full = map(without_times, written(tmp_path / "out")["rungs"])
-    assert (probe["name"], probe["accuracy"], probe["gain"]) == (PROBE, 0.6, None)
-    assert linear["gain"] == 0.0
-    assert attention["chosen"]
-    assert attention["gain"] == pytest.approx(0.15)
-    assert attention["learning_rate"] == 6e-4
-    trials = [(t["learning_rate"], t["accuracy"]) for t in attention["trials"]]
-    assert trials == [(2e-4, 0.5), (6e-5, 0.0), (6e-4, 0.75)]
-    assert full["gain"] == -0.75
-
-
 def test_search_from_scratch_compares_learning_rates_then_augmentation(colors, tmp_path, quick):
     runs = quick({("default-augmentation", 3e-4): 0.5, "strong-augmentation": 0.75})
     options = {"model": SETTINGS.model, "augment": Augmentation(), "mix": Mixing()}
@@ -86,9 +71,6 @@ def test_search_from_scratch_compares_learning_rates_then_augmentation(colors, t
     options["augment"] = Augmentation(crop="whole")  # the user's, which is not changed
     search(config_of(colors, tmp_path / "given", "", **options))
     assert [config.settings.augment.crop for config in runs.configs[5:]] == ["whole"] * 3
-
-
-# Choice
 
 
 def make_result(*accuracies, **changes) -> adapt.SearchResult:
@@ -128,9 +110,6 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
     assert len(train) + len(dev) == images
     assert np.bincount(dev.labels()).tolist() == [dev_images // 4] * 4
     assert not set(train.rows) & set(dev.rows)
-
-
-# Data
 
 
 @pytest.mark.parametrize(("dev", "images"), [(None, 3), (0.2, 6)])
@@ -216,9 +195,6 @@ def test_model_without_attention_skips_that_candidate(colors, tmp_path, quick):
     assert result.candidates[3].accuracy == 0.5
 
 
-# Learning rates
-
-
 def test_learning_rate_grid(colors, start, tmp_path, quick):
     for kind, rates in [
         ("sgd", (0.01, 0.003, 0.03, 0.001)),
@@ -258,9 +234,6 @@ def test_full_disk_is_not_a_failed_trial(colors, start, tmp_path, quick, monkeyp
         runs.final = fail
     with pytest.raises(CheckpointError, match="No space left"):
         search(config_of(colors, tmp_path / "out", start))
-
-
-# Stopping
 
 
 class StopAtStep(Recorder):
@@ -307,9 +280,6 @@ def test_overwrite_replaces_an_earlier_search(colors, start, tmp_path, quick):
     assert not (out / MEMORY_FILE).exists()  # it was of other weights
 
 
-# Time
-
-
 def record_features(monkeypatch, seconds) -> list[set[str]]:
     """Set the measured seconds per image; return the datasets of the probes."""
     datasets, original = [], adapt.features_of
@@ -347,13 +317,6 @@ def test_probes_and_dev_fit_the_time_budget(colors, start, tmp_path, quick, monk
     assert {len(config.splits.train) for config in runs.configs} == {15}
 
 
-def test_subsample_is_deterministic_and_stratified(colors):
-    train = open_dataset(colors, "train")
-    for count, per_class in ((12, 4), (0, 1), (30, 10)):
-        assert np.bincount(subsample(train, count).labels()).tolist() == [per_class] * 3
-    assert named(subsample(train, 12)) == named(subsample(train, 12))
-
-
 def test_time_is_reserved_for_the_final_evaluation(colors, start, tmp_path, quick, monkeypatch):
     runs, recorder = quick(probes=1.0), Recorder()
     record_features(monkeypatch, 10.0)  # two minutes for the test images
@@ -367,29 +330,6 @@ def test_time_is_reserved_for_the_final_evaluation(colors, start, tmp_path, quic
     assert any(line.startswith(message) for line in recorder.lines)
     assert result.outcomes["test"].samples == 12
     assert runs.configs[0].settings.minutes == pytest.approx(1, rel=0.1)  # a third, in one trial
-
-
-def test_costs_are_measured_after_warmup_and_include_loading(colors, start, monkeypatch):
-    time = SimpleNamespace(now=0.0, monotonic=lambda: time.now)  # that only the test advances
-    model, calls, cpu = vitrail.load(start), [], torch.device("cpu")
-    features = model.features
-
-    def slow_forward(images):
-        time.now += 100.0 if not calls else 2.0 * len(images)
-        calls.append(len(images))
-        return features(images)
-
-    def slow_loading(model, samples, **options):
-        time.now += 5.0 * len(samples)
-
-    monkeypatch.setattr(model, "features", slow_forward)
-    monkeypatch.setattr(budget, "features_of", slow_loading)
-    monkeypatch.setattr(budget, "time", time)
-    assert budget.seconds_per_image(model, cpu) == 2.0
-    assert calls == [2, budget.TIMED_FORWARD]
-    calls.clear()
-    train = open_dataset(colors, "train")
-    assert budget.feature_seconds(model, train, cpu, workers=3) == pytest.approx(2.0 + 3.0 / 3)
 
 
 def test_time_is_divided_among_trials_and_the_final_run(colors, start, tmp_path, quick):
@@ -453,18 +393,6 @@ def check_result(result, data) -> None:
     assert not (result.folder / adapt.TRIALS).exists()
 
 
-# Errors and output
-
-
-def test_skipped_files_of_held_out_splits_are_logged(start, tmp_path):
-    for split in ("train", "test"):
-        write_folder(tmp_path / "set" / split, count=4)
-    (tmp_path / "set" / "test" / "red" / "notes.txt").write_text("not a picture")
-    recorder = Recorder()
-    adapt.open_search(config_of(tmp_path / "set", tmp_path, start), recorder, 0.0, None)
-    assert "note: files that are not images skipped: 1 (.txt 1)" in recorder.lines
-
-
 def test_unsupported_settings_and_data_raise(colors, start, tmp_path, quick, monkeypatch):
     csv, few = tmp_path / "list.csv", write_colors(tmp_path / "few.npz", train=6)
     csv.write_text("\n".join(["path,label", *(f"{i}.png,red|blue" for i in range(4))]))
@@ -483,14 +411,6 @@ def test_unsupported_settings_and_data_raise(colors, start, tmp_path, quick, mon
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="there are 2; start it without torchrun"):
         search(config_of(colors, tmp_path / "out", start))
-
-
-def test_report_shows_the_gain_of_each_candidate():
-    lines = list(search_report(make_result(0.912, 0.908, 0.94, 0.936), Finetune(origin="model")))
-    message = " ".join(" ".join(lines).split())
-    assert "attention-only 94.0 % +2.8 3 min 10 s" in message
-    assert "full fine-tuning 93.6 % -0.4 3 min 10 s" in message
-    assert "chosen: attention-only (94.0 % on dev: 240 images, held out from train)" in message
 
 
 def test_command_prints_the_search_as_json(colors, start, tmp_path, capsys, quick):

@@ -21,15 +21,8 @@ from vitrail.training.auto_config import (
     image_size_stages,
 )
 from vitrail.training.budget import ENOUGH_EPOCHS, encoder_cost, plan_finetuning
-from vitrail.training.config import (
-    LossSettings,
-    MachineSettings,
-    ModelSettings,
-    OptimSettings,
-    Settings,
-)
+from vitrail.training.config import LossSettings, ModelSettings, OptimSettings, Settings
 from vitrail.training.data_module import batch_preparation
-from vitrail.training.optim import first_blocks_patterns
 
 STATS = DatasetStats(images=2000, classes=5, side=160, channels=3, multi_label=False, seconds=3e-4)
 SMALL = replace(STATS, side=32)
@@ -59,13 +52,6 @@ def optim(**changes):
     return Settings(optim=OptimSettings(**changes))
 
 
-def test_all_settings_are_completed_with_reasons():
-    choices = chosen()
-    names = "batch_size epochs model.name optim.kind optim.learning_rate loss.kind"
-    assert None not in values(choices.settings, names)
-    assert all(": " in reason for reason in choices.reasons)
-
-
 def test_explicit_settings_are_kept():
     explicit = Settings(
         batch_size=7,
@@ -74,11 +60,17 @@ def test_explicit_settings_are_kept():
         model=ModelSettings(name="ViT-Ti/16", image_size=96),
         optim=OptimSettings(kind="sgd", learning_rate=0.5, schedule="rsqrt", weight_decay=0.1),
         loss=LossSettings(kind="sigmoid"),
-        machine=MachineSettings(workers=3),
+        machine=replace(Settings().machine, workers=3),
     )
     assert chosen(explicit).settings == replace(explicit, model=replace(explicit.model, channels=3))
 
 
+GRAY, LARGE = replace(STATS, side=28, channels=1), replace(STATS, images=1_000_000)
+SIZE, COOLDOWN = "model.image_size model.patch_size", "optim.schedule optim.cooldown"
+TIMES, TUNED = "model batch_size epochs", ("adamw", 2e-4, 0.75, ModelSettings(), 32, 4.0)
+EXPLICIT = optim(learning_rate=1e-5, layer_decay=1.0)
+HEAD = replace(optim(kind="sgd"), head_init="probe")
+LABELS = {"start": TINY, "stats": replace(STATS, multi_label=True)}
 FROZEN, SHAPE = ("stem.layers.0.weight",), "model.depth model.width model.mlp_width model.heads"
 RATE = "optim.kind optim.learning_rate optim.layer_decay"
 CASES = {
@@ -90,92 +82,38 @@ CASES = {
     # The model follows the images.
     "large images": (None, {}, "model.image_size model.channels", (128, 3)),
     "medium images": (None, {"stats": replace(STATS, side=100)}, "model.image_size", (64,)),
-    "small gray images": (
-        None,
-        {"stats": replace(STATS, side=28, channels=1)},
-        "model.image_size model.patch_size model.channels",
-        (28, 4, 1),
-    ),
+    "small gray images": (None, {"stats": GRAY}, f"{SIZE} model.channels", (28, 4, 1)),
     "progressive": (None, {}, "image_sizes", (((0.0, 64), (0.5, 128)),)),
     "not progressive": (None, {"stats": SMALL}, "image_sizes", ((),)),
     "wide": (None, {"stats": SMALL}, SHAPE, (2, 96, 384, 3)),
     "explicit shape": (model(width=64), {"stats": SMALL}, SHAPE, (None, 64, None, None)),
-    "large dataset on a GPU": (
-        None,
-        {"stats": replace(STATS, images=1_000_000), "gpu": True},
-        "model.name",
-        ("ViT-S/16",),
-    ),
-    "large dataset without a GPU": (
-        None,
-        {"stats": replace(STATS, images=1_000_000)},
-        "model.name",
-        ("ViT-Pico/16",),
-    ),
+    "large dataset on a GPU": (None, {"stats": LARGE, "gpu": True}, "model.name", ("ViT-S/16",)),
+    "large dataset without a GPU": (None, {"stats": LARGE}, "model.name", ("ViT-Pico/16",)),
     "batch of few images": (None, {"stats": replace(STATS, images=5)}, "batch_size", (5,)),
     # Schedules and rates of optimizers.
-    "muon": (None, {}, "optim.schedule optim.cooldown", ("constant-linear", 0.6)),
+    "muon": (None, {}, COOLDOWN, ("constant-linear", 0.6)),
     "muon, schedule": (optim(schedule="constant-linear"), {}, "optim.cooldown", (None,)),
-    "muon, cooldown": (
-        optim(cooldown=0.1),
-        {},
-        "optim.schedule optim.cooldown",
-        ("constant-linear", 0.1),
-    ),
-    "muon, cosine": (
-        optim(schedule="cosine", weight_decay=0.0),
-        {},
-        "optim.kind optim.schedule optim.weight_decay",
-        ("muon", "cosine", 0.0),
-    ),
-    "lion": (
-        optim(kind="lion"),
-        {},
-        "optim.learning_rate optim.schedule optim.weight_decay",
-        (1e-4, "cosine", 0.0),
-    ),
+    "muon, cooldown": (optim(cooldown=0.1), {}, COOLDOWN, ("constant-linear", 0.1)),
+    "muon, cosine": (optim(schedule="cosine"), {}, "optim.kind optim.schedule", ("muon", "cosine")),
+    "lion": (optim(kind="lion"), {}, "optim.learning_rate optim.schedule", (1e-4, "cosine")),
     # Fine-tuning.
-    "fine-tuning": (
-        None,
-        {"start": configuration("ViT-B/16")},
-        f"model {RATE} batch_size epochs",
-        (ModelSettings(), "adamw", 2e-4, 0.75, 32, 4.0),
-    ),
+    "fine-tuning": (None, {"start": configuration("ViT-B/16")}, f"{RATE} {TIMES}", TUNED),
     "fine-tuning, narrow": (None, {"start": TINY}, RATE, ("adamw", 8e-4, 0.75)),
-    "fine-tuning, explicit": (
-        optim(learning_rate=1e-5, layer_decay=1.0),
-        {"start": TINY},
-        RATE,
-        ("adamw", 1e-5, 1.0),
-    ),
+    "fine-tuning, explicit": (EXPLICIT, {"start": TINY}, RATE, ("adamw", 1e-5, 1.0)),
     "fine-tuning, small": (
         None,
         {"start": PICO},
-        "optim.kind optim.schedule optim.cooldown",
+        f"optim.kind {COOLDOWN}",
         ("muon", "linear", None),
     ),
     "fine-tuning, BiT": (None, {"start": configuration("BiT-R50x1")}, "optim.kind", ("adamw",)),
-    "fine-tuning, frozen": (  # perhaps there is no matrix for Muon
-        optim(freeze=("encoder.*",)),
-        {"start": PICO},
-        "optim.kind",
-        ("adamw",),
-    ),
+    # Perhaps there is no matrix for Muon.
+    "frozen": (optim(freeze=("encoder.*",)), {"start": PICO}, "optim.kind", ("adamw",)),
     "new head": (None, {"start": TINY}, "head_init", ("probe",)),
     "known head": (None, {"start": TINY, "new_head": False}, "head_init", ("zeros",)),
     "named optimizer": (optim(kind="sgd"), {"start": TINY}, "head_init", ("zeros",)),
-    "explicit head": (
-        Settings(optim=OptimSettings(kind="sgd"), head_init="probe"),
-        {"start": TINY},
-        "head_init",
-        ("probe",),
-    ),
-    "several labels": (
-        None,
-        {"start": TINY, "stats": replace(STATS, multi_label=True)},
-        "head_init loss.kind",
-        ("zeros", "sigmoid"),
-    ),
+    "explicit head": (HEAD, {"start": TINY}, "head_init", ("probe",)),
+    "several labels": (None, LABELS, "head_init loss.kind", ("zeros", "sigmoid")),
     # Data loading.
     "fast decoding": (None, {}, "machine.workers", (0,)),
     "slow decoding": (None, {"stats": replace(STATS, seconds=0.01)}, "machine.workers", (None,)),
@@ -218,9 +156,6 @@ def test_dataset_stats_of_arrays(tmp_path):
     gray = np.zeros((4, 9, 7), np.uint8)
     np.savez(tmp_path / "gray.npz", x_train=gray, y_train=[0, 1, 0, 1])
     assert dataset_stats(open_dataset(tmp_path / "gray.npz", "all")).channels == 1
-
-
-# Augmentation
 
 
 def test_explicit_augmentation_is_kept_and_completed():
@@ -299,28 +234,16 @@ def test_planned_sizes_are_valid(name, minutes):
         assert size <= one.image_size <= config.image_size
 
 
-def test_encoder_cost_matches_multiply_adds():
-    tokens, width = 197, 192
-    per_block = tokens * (3 * width**2 + width**2 + 2 * width * 768) + 2 * tokens**2 * width
-    assert encoder_cost(TINY, 224) * width == per_block
-
-
-def test_first_blocks_patterns_match_existing_weights():
-    names = ["stem.projection.weight", "cls_token", "encoder.blocks.0.norm1.weight", "head.weight"]
-    assert first_blocks_patterns(1, names) == ("stem.*", "cls_token", "encoder.blocks.0.*")
-    assert first_blocks_patterns(0, names) == ()
-
-
 @pytest.mark.parametrize(
     ("settings", "image_size", "freeze"),
     [
-        (Settings(minutes=0.5), 128, ("stem.*", "encoder.blocks.0.*")),
+        (Settings(minutes=0.5), 128, ("stem.*", "cls_token", "encoder.blocks.0.*")),
         (replace(model(image_size=224), minutes=0.5), 224, ()),
         (replace(optim(freeze=("stem.*",)), minutes=0.5), None, ("stem.*",)),
     ],
 )
 def test_explicit_settings_disable_the_plan(settings, image_size, freeze):
-    weights = ("stem.w", "encoder.blocks.0.w", "head.w")
+    weights = ("stem.w", "cls_token", "encoder.blocks.0.w", "head.w")
     planned = chosen(settings, start=TINY, plan=plan(0.35), weights=weights).settings
     assert (planned.model.image_size, planned.optim.freeze) == (image_size, freeze)
 
@@ -335,10 +258,13 @@ def test_probe_leaves_time_for_evaluation_and_training():
     assert one.epochs > 0
     assert plan(15, **cifar).probe_images is None  # all
     assert plan(1 / 60, **cifar).probe_images == 500
-
-
-def test_probe_images_are_limited_by_the_budget():
     choices = chosen(start=TINY, plan=plan(0.2))
     assert choices.probe_images == 500
     assert any("linear probe of 500 of 2,641 training images" in r for r in choices.reasons)
     assert chosen(start=TINY, plan=plan(5)).probe_images is None
+
+
+def test_encoder_cost_matches_multiply_adds():
+    tokens, width = 197, 192
+    per_block = tokens * (3 * width**2 + width**2 + 2 * width * 768) + 2 * tokens**2 * width
+    assert encoder_cost(TINY, 224) * width == per_block

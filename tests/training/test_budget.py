@@ -43,14 +43,8 @@ class Machine:
 
 
 def begin(machine: Machine, stages, guess: dict[int, float], evaluation=2.0, seconds=300.0):
-    budget = TimeBudget(
-        seconds=seconds,
-        used=0.0,
-        evaluation=evaluation,
-        final=evaluation,
-        step=guess,
-        clock=machine.clock,
-    )
+    cost = {"evaluation": evaluation, "final": evaluation, "step": guess}
+    budget = TimeBudget(seconds=seconds, used=0.0, **cost, clock=machine.clock)
     count = budget.evaluations()
     steps = budget.steps_that_fit(stages, 0.0, count)
     every = -(-steps // (count + 1))
@@ -142,13 +136,11 @@ def test_resumed_run_keeps_the_compile_decision(colors, tmp_path, fake_times, fa
     with stop_after(1):
         tiny_run(colors, tmp_path / "run", machine=COMPILED)
     tiny_run(colors, tmp_path / "run", resume=True, machine=COMPILED)  # as the command line says
-    assert [module.steps for module in modules] == (
-        [1, TINY_SETTINGS.steps - 1] if fast < 1 else [0, 0]
-    )
+    expected = [1, TINY_SETTINGS.steps - 1] if fast < 1 else [0, 0]
+    assert [module.steps for module in modules] == expected
 
 
 def test_a_run_ends_with_the_step_that_uses_up_its_time():
-    """An evaluation that takes longer than expected is noticed at once, not a correction later."""
     machine = Machine(lambda size, elapsed: 1.0)
     budget, plan = begin(machine, ((0.0, 32),), {32: 1.0})
     machine.now += 280.0

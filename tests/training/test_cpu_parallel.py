@@ -14,13 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.registry import configuration
 from vitrail.training import cpu_parallel, memory
 from vitrail.training.auto_config import choose_shards
-from vitrail.training.config import (
-    LossSettings,
-    MachineSettings,
-    ModelSettings,
-    RunConfig,
-    Settings,
-)
+from vitrail.training.config import LossSettings, MachineSettings, RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel, worth_sharding
 from vitrail.training.memory import MALLOC_OPTIONS, configure_malloc
 from vitrail.training.objectives import Classification
@@ -172,7 +166,7 @@ def test_unsupported_configurations_are_not_sharded(
 
 def test_sharding_by_dropout_precision_and_cores(two_threads):
     config = create("ViT-Mu/4", num_classes=3).config
-    settings = Settings(model=ModelSettings(name="ViT-Mu/4"))
+    settings = Settings()
     for dropout, precision, shards in (
         (0.0, torch.float32, 2),
         (0.1, torch.float32, 1),
@@ -185,12 +179,8 @@ def test_sharding_by_dropout_precision_and_cores(two_threads):
     with pytest.raises(ConfigError, match="parts=0 must be 1 or more"):
         MachineSettings(parts=0)
     femto = create("ViT-Femto/4", num_classes=3).config  # 64 channels; small shards do not pay
-    for shape, worth in (
-        ((128, 3, 32, 32), True),
-        ((16, 3, 32, 32), False),
-        ((128, 3, 8, 8), False),
-    ):
-        assert worth_sharding(femto, shape, 2) is worth
+    for images, side, worth in ((128, 32, True), (16, 32, False), (128, 8, False)):
+        assert worth_sharding(femto, (images, 3, side, side), 2) is worth
 
 
 @pytest.mark.parametrize(("whose", "calls"), [("the library's", 0), ("the command's", 3)])

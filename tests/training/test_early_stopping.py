@@ -54,16 +54,6 @@ def test_killed_run_resumes_bit_exactly(data, tmp_path):
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
-@pytest.mark.parametrize("average", [0.0, 0.8])
-def test_last_weights_are_kept_if_they_are_best(data, tmp_path, average):
-    options = {"steps": 12, "evaluate_every": 0.5, "average": average}
-    recorder = Recorder()
-    tiny_run(data, tmp_path / "patient", patience=50, callback=recorder, **options)
-    if "keeping the weights of step 12" in "".join(recorder.lines):
-        tiny_run(data, tmp_path / "plain", **options)
-        assert equal(weights(tmp_path / "patient"), weights(tmp_path / "plain"))
-
-
 def test_patience_needs_whole_weights():
     with pytest.raises(ConfigError, match="use ddp, not fsdp"):
         Settings(patience=2, machine=MachineSettings(strategy="fsdp"))

@@ -7,7 +7,7 @@ import torch
 
 import vitrail
 from tiny_models import awake
-from tiny_runs import TINY, equal, tiny_run, weights, write_colors
+from tiny_runs import TINY, equal, tiny_run, weights
 from vitrail import ConfigError
 from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.models.config import VitConfig
@@ -23,8 +23,7 @@ VIEWS = Augmentation(crop="padded", padding=1, flip=True, views=2)
 
 
 @pytest.fixture
-def teacher(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+def teacher(tmp_path):
     vitrail.save(awake(TEACHER), tmp_path / "teacher")
     return LossSettings(teacher=str(tmp_path / "teacher"), teaching="features")
 
@@ -44,7 +43,7 @@ def test_loss_is_zero_if_the_student_equals_its_teacher():
     torch.testing.assert_close(objective(images, targets), expected)
 
 
-def test_teacher_sees_each_view_once(teacher, tmp_path, monkeypatch):
+def test_teacher_sees_each_view_once(colors, teacher, tmp_path, monkeypatch):
     seen = []
     features = Teacher.features
 
@@ -54,26 +53,24 @@ def test_teacher_sees_each_view_once(teacher, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Teacher, "features", count)
     monkeypatch.setattr(TeacherFeatures, "PART", 20)
-    data = write_colors(tmp_path / "colors.npz")
     options = {"steps": 30, "loss": teacher, "augment": VIEWS, "save_minutes": 1e6}
-    tiny_run(data, tmp_path / "run", **options)  # 6 epochs of 30 images
+    tiny_run(colors, tmp_path / "run", **options)  # 6 epochs of 30 images
     assert sum(seen) <= 60
     first, seen[:] = sum(seen), []
     again = {**options, "model": replace(TINY, depth=1)}
-    tiny_run(data, tmp_path / "again", **again)  # another student reads the same cache
+    tiny_run(colors, tmp_path / "again", **again)  # another student reads the same cache
     assert first > 40
     assert not seen
     (part, *_) = (tmp_path / "cache/teachers").rglob("*.npz")
     part.write_bytes(b"damaged")
-    tiny_run(data, tmp_path / "third", **options)
+    tiny_run(colors, tmp_path / "third", **options)
     assert sum(seen) >= 20
     assert equal(weights(tmp_path / "run"), weights(tmp_path / "third"))
 
 
-def test_resumed_run_is_bit_identical(teacher, tmp_path):
-    data = write_colors(tmp_path / "colors.npz")
+def test_resumed_run_is_bit_identical(colors, teacher, tmp_path):
     options = {"loss": teacher, "augment": VIEWS, "balance": 1.0, "steps": 12}
-    tiny_run(data, tmp_path / "whole", **options)
+    tiny_run(colors, tmp_path / "whole", **options)
 
     class Stop(vitrail.Callback):
         def on_step(self, row):
@@ -81,24 +78,23 @@ def test_resumed_run_is_bit_identical(teacher, tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tiny_run(data, tmp_path / "parts", callback=Stop(), save_minutes=0.0, **options)
-    tiny_run(data, tmp_path / "parts", resume=True, **options)
+        tiny_run(colors, tmp_path / "parts", callback=Stop(), save_minutes=0.0, **options)
+    tiny_run(colors, tmp_path / "parts", resume=True, **options)
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
-def test_shards_of_a_batch_give_the_same_run(teacher, tmp_path, monkeypatch):
+def test_shards_of_a_batch_give_the_same_run(colors, teacher, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.training.cpu_parallel.MIN_SHARD", 1)
-    data = write_colors(tmp_path / "colors.npz")
     sgd = OptimSettings(kind="sgd", learning_rate=0.01)  # Adam amplifies rounding
     options = {"loss": teacher, "augment": VIEWS, "optim": sgd}
     for parts in (1, 2):
-        tiny_run(data, tmp_path / f"{parts}", machine=MachineSettings(parts=parts), **options)
+        tiny_run(colors, tmp_path / f"{parts}", machine=MachineSettings(parts=parts), **options)
     one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-4)
 
 
-def test_teacher_runs_at_a_given_size(teacher, tmp_path, monkeypatch):
+def test_teacher_runs_at_a_given_size(colors, teacher, tmp_path, monkeypatch):
     shapes = set()
     preprocess = Teacher.preprocess
 
@@ -107,12 +103,13 @@ def test_teacher_runs_at_a_given_size(teacher, tmp_path, monkeypatch):
         return preprocess(self, images)
 
     monkeypatch.setattr(Teacher, "preprocess", record)
-    data = write_colors(tmp_path / "colors.npz")
-    tiny_run(data, tmp_path / "run", steps=2, loss=replace(teacher, teacher_size=24))
+    tiny_run(colors, tmp_path / "run", steps=2, loss=replace(teacher, teacher_size=24))
     assert shapes == {(24, 24)}
 
 
-def test_teacher_sees_full_size_images_while_the_student_grows(teacher, tmp_path, monkeypatch):
+def test_teacher_sees_full_size_images_while_the_student_grows(
+    colors, teacher, tmp_path, monkeypatch
+):
     sizes, features, forward = {"teacher": [], "student": []}, Teacher.features, None
 
     def teach(self, images):
@@ -126,18 +123,16 @@ def test_teacher_sees_full_size_images_while_the_student_grows(teacher, tmp_path
     forward = FeatureDistillation.forward
     monkeypatch.setattr(Teacher, "features", teach)
     monkeypatch.setattr(FeatureDistillation, "forward", learn)
-    data = write_colors(tmp_path / "colors.npz")
     options = {"image_sizes": ((0.0, 4), (0.5, 8)), "machine": MachineSettings(parts=1)}
-    tiny_run(data, tmp_path / "run", steps=20, loss=teacher, augment=VIEWS, **options)
+    tiny_run(colors, tmp_path / "run", steps=20, loss=teacher, augment=VIEWS, **options)
     assert sizes["student"] == [4] * 10 + [8] * 10
     assert set(sizes["teacher"]) == {8}
     assert len(sizes["teacher"]) <= 60  # once for each view of 30 images, whatever the size
 
 
-def test_time_budget(teacher, tmp_path):
-    data = write_colors(tmp_path / "colors.npz")
+def test_time_budget(colors, teacher, tmp_path):
     options = {"steps": None, "minutes": 0.05, "optim": OptimSettings(kind="adamw")}
-    assert tiny_run(data, tmp_path / "run", loss=teacher, augment=VIEWS, **options).finished
+    assert tiny_run(colors, tmp_path / "run", loss=teacher, augment=VIEWS, **options).finished
 
 
 @pytest.mark.parametrize(
@@ -147,7 +142,6 @@ def test_time_budget(teacher, tmp_path):
         ("soft", Mixing(), vitrail.CheckpointError, r"loss\.teaching='features'"),  # other classes
     ],
 )
-def test_impossible_teaching_raises(teacher, tmp_path, teaching, mix, error, message):
-    data = write_colors(tmp_path / "colors.npz")
+def test_impossible_teaching_raises(colors, teacher, tmp_path, teaching, mix, error, message):
     with pytest.raises(error, match=message):
-        tiny_run(data, tmp_path / "run", loss=replace(teacher, teaching=teaching), mix=mix)
+        tiny_run(colors, tmp_path / "run", loss=replace(teacher, teaching=teaching), mix=mix)

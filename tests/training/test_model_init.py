@@ -60,7 +60,6 @@ def test_probe_head_reproduces_its_metrics_and_round_trips(colors, tmp_path, sta
     assert probe.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
     probe.save(tmp_path)
     again = read_probe_head(tmp_path)
-    assert again is not None
     for name in ("accuracy", "loss", "images", "dev"):
         assert getattr(again, name) == getattr(probe, name)
     assert (probe.dev, probe.images) == ("val", 12)
@@ -80,11 +79,6 @@ def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     assert result.outcomes["test"].samples == 12
     before, after = weights(start), weights(tmp_path / "run")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    model = vitrail.load(start)
-    train = open_dataset(str(colors), "train")
-    whole = fit_probe_head(model, train, None, "", dev_from_train=False, workers=0)
-    # Refitted to all training images with the l2 that was chosen without dev.
-    assert after["head.weight"].shape == whole.final["head.weight"].shape
     assert result.outcomes["test"].accuracy > 0.9
     assert dev.accuracy > 0.9
 
@@ -113,14 +107,7 @@ def test_resume_is_bit_exact(colors, tmp_path, start, stop_after):
 def test_head_for_the_same_classes_is_kept(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=60, machine=FLOAT32)
     recorder = Recorder()
-    tiny_run(
-        colors,
-        tmp_path / "next",
-        start=str(tmp_path / "start"),
-        model=ModelSettings(),
-        optim=OptimSettings(),
-        steps=2,
-        callback=recorder,
-    )
+    options = {"start": str(tmp_path / "start"), "steps": 2, "callback": recorder}
+    tiny_run(colors, tmp_path / "next", model=ModelSettings(), optim=OptimSettings(), **options)
     assert not any("linear probe" in line for line in recorder.lines)
     assert recorder.rows[0]["loss"] < 0.7

@@ -3,17 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig, MixerConfig
 from vitrail.models.vit import build
-from vitrail.planning.plan import AllocationRecorder
 from vitrail.training.config import OptimSettings, Settings
 from vitrail.training.loop import TrainState, optimizer_step
 from vitrail.training.optim import (
     EMA,
-    Adafactor,
     Muon,
     distances_from_head,
     freeze,
@@ -69,9 +66,6 @@ def settings(kind, **changes):
     return OptimSettings(
         kind=kind, learning_rate=0.01, weight_decay=0.1, layer_decay=0.7, **changes
     )
-
-
-# Weight decay, layer-wise decay and rates
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,9 +140,6 @@ def test_torch_optimizers_are_fused_where_possible(kind):
         assert all(bool(group["fused"]) is fused for group in optimizer.param_groups)
 
 
-# Parameters of Muon
-
-
 def muons(model):
     """Return the groups of Muon and of AdamW by the names of their weights."""
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -177,9 +168,6 @@ def test_muon_parameters(model, mixer, bit):
     freeze(model, ["stem.*", "encoder.*"])
     with pytest.raises(ConfigError, match=r"optim\.kind=adamw"):
         muons(model)
-
-
-# Formulas of the papers
 
 
 def one_by_one(kind, values, grads, t, rate, memory):
@@ -260,9 +248,6 @@ def test_adafactor_state_is_factored():
     assert "squares" in optimizer.state[named["stem.projection.weight"]]
 
 
-# Contracts of all optimizers
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e10])
 def test_extreme_gradients_give_finite_weights(kind, scale):
@@ -275,9 +260,6 @@ def test_extreme_gradients_give_finite_weights(kind, scale):
     assert all(parameter.isfinite().all() for parameter in named.values())
     if scale == 0:
         assert torch.equal(named["head.bias"], net()["head.bias"])
-
-
-# Freezing
 
 
 def test_freeze_leaves_the_rest_trainable(model):
@@ -307,27 +289,6 @@ def test_invalid_freeze_patterns_raise(model, pattern, message):
     with pytest.raises(ConfigError, match=message):
         freeze(model, ("head.*", pattern))
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def step_bytes(matrices: int) -> int:
-    recorder = AllocationRecorder()
-    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
-        parameters = [nn.Parameter(torch.empty(64, 64)) for _ in range(matrices)]
-        for parameter in parameters:
-            parameter.grad = torch.empty(64, 64)
-        optimizer = Adafactor(parameters)
-        optimizer.step()  # makes what is remembered
-        begin = len(recorder.events)
-        optimizer.step()
-        return recorder.peak(begin)
-
-
-def test_adafactor_allocates_one_matrix_at_a_time():
-    matrix = 4 * 64 * 64
-    assert matrix < step_bytes(2) == step_bytes(12) < 6 * matrix
-
-
-# Exponential moving average
 
 
 def layers():

@@ -1,7 +1,7 @@
 """The user's own recipes: reading, errors, and round trips."""
 
 import tomllib
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -12,7 +12,6 @@ from vitrail.errors import ConfigError
 from vitrail.training.config import OptimSettings, Settings
 from vitrail.training.recipes import (
     FIELD_TYPES,
-    TABLES,
     grid,
     read_recipe,
     settings_from_dict,
@@ -65,13 +64,8 @@ def test_settings_of_a_run_are_a_recipe(tmp_path):
 
 
 def test_value_conversion(tmp_path):
-    text = """
-        epochs = 3
-        image_sizes = [[0, 32], [0.5, 64]]
-        [optim]
-        freeze = ["stem.*"]
-        betas = [0, 1]
-    """
+    text = "epochs = 3\nimage_sizes = [[0, 32], [0.5, 64]]\n"
+    text += '[optim]\nfreeze = ["stem.*"]\nbetas = [0, 1]'
     recipe = read_recipe(written(tmp_path, "my.toml", text))
     assert recipe.image_sizes == ((0, 32), (0.5, 64))
     assert isinstance(recipe.epochs, float)
@@ -121,10 +115,7 @@ def test_unknown_setting_suggests(tmp_path, text, name, hint):
         ("[optim]\nbetas = [0.9]", "optim.betas=[0.9] in my.toml must be a list of 2: a number, "),
         ("[optim]\nstairs = 0.5", "optim.stairs=0.5 in my.toml must be a list, each item a number"),
         ("[optim]\nstairs = ['a']", "optim.stairs=['a'] in my.toml must be a list, each"),
-        (
-            "image_sizes = [0, 32]",
-            "image_sizes=[0, 32] in my.toml must be a list, each item a list",
-        ),
+        ("image_sizes = [0, 32]", "image_sizes=[0, 32] in my.toml must be a list, each item a"),
         ("seed = 2020-01-01", "seed=datetime.date(2020, 1, 1) in my.toml must be a whole number"),
         ("extends = 3", "extends=3 in my.toml must be the name of a recipe"),
     ],
@@ -186,36 +177,19 @@ def test_missing_recipe_suggests(tmp_path):
             read_recipe(name)
 
 
-# Writing
-
-
 def test_toml_is_readable(tmp_path):
+    optim = {"learning_rate": 1e-4, "warmup_steps": 10_000, "eps": 2.5e-9, "end": 1e-5}
+    model = {"name": "ViT-S/16", "distillation": False, "head_bias": -1e300}
+    values = {"epochs": 90, "batch_size": 4096, "preprocessing": 'a "quoted"\n\\path\x7f'}
     recipe = settings_from_dict(
-        {
-            "epochs": 90,
-            "batch_size": 4096,
-            "preprocessing": 'a "quoted"\n\\path\x7f',
-            "model": {"name": "ViT-S/16", "distillation": False, "head_bias": -1e300},
-            "optim": {"learning_rate": 1e-4, "warmup_steps": 10_000, "eps": 2.5e-9, "end": 1e-5},
-            "augment": {"crop_area": (0.05, 1)},
-        }
+        values | {"model": model, "optim": optim, "augment": {"crop_area": (0.05, 1)}}
     )
-    assert to_toml(recipe, defaults=False) == (
-        "epochs = 90\n"
-        "batch_size = 4096\n"
-        'preprocessing = "a \\"quoted\\"\\n\\\\path\\u007f"\n'
-        "\n[model]\n"
-        'name = "ViT-S/16"\n'
-        "distillation = false\n"
-        "head_bias = -1e300\n"
-        "\n[optim]\n"
-        "learning_rate = 1e-4\n"
-        "warmup_steps = 10_000\n"
-        "end = 1e-5\n"
-        "eps = 2.5e-9\n"
-        "\n[augment]\n"
-        "crop_area = [0.05, 1]\n"
-    )
+    assert to_toml(recipe, defaults=False).splitlines() == [
+        *("epochs = 90", "batch_size = 4096", r'preprocessing = "a \"quoted\"\n\\path\u007f"'),
+        *("", "[model]", 'name = "ViT-S/16"', "distillation = false", "head_bias = -1e300"),
+        *("", "[optim]", "learning_rate = 1e-4", "warmup_steps = 10_000", "end = 1e-5"),
+        *("eps = 2.5e-9", "", "[augment]", "crop_area = [0.05, 1]"),
+    ]
     assert "momentum = 0.9\n" in to_toml(recipe)
     assert "\nseed = 0\n" in to_toml(recipe)
     assert settings_from_dict(tomllib.loads(to_toml(recipe))) == recipe
@@ -261,25 +235,10 @@ def nested(draw):
     return values
 
 
-@settings(deadline=None, max_examples=60)
-@given(nested(), strategies.booleans())
-def test_random_settings_round_trip(values, defaults):
+@settings(deadline=None, max_examples=100)
+@given(nested(), strategies.booleans(), strategies.floats(allow_nan=False, allow_infinity=False))
+def test_random_settings_round_trip(values, defaults, number):
+    values.setdefault("model", {})["head_bias"] = number  # any float, exactly
     one = settings_from_dict(values)
     again = settings_from_dict(tomllib.loads(to_toml(one, defaults=defaults)))
     assert again == one
-
-
-@settings(deadline=None, max_examples=200)
-@given(strategies.floats(allow_nan=False, allow_infinity=False))
-def test_floats_round_trip_exactly(number):
-    one = settings_from_dict({"model": {"head_bias": number}})
-    assert settings_from_dict(tomllib.loads(to_toml(one))).model.head_bias == number
-
-
-def test_every_setting_has_a_full_name():
-    for field in fields(Settings):
-        if is_dataclass(field.type):
-            assert field.name in TABLES
-            assert all(f"{field.name}.{inner.name}" in FIELD_TYPES for inner in fields(field.type))
-        else:
-            assert field.name in FIELD_TYPES

@@ -107,15 +107,11 @@ def test_out_of_memory_advice_works(colors, tmp_path, monkeypatch, capsys, times
     while main([*args, *out]):
         message = capsys.readouterr().err
         assert "out of memory at step" in message
-        advice = message.strip().rpartition("resume with " if "resume with" in message else "try ")[
-            2
-        ]
+        resumes = "resume with " in message
+        advice = message.strip().rpartition("resume with " if resumes else "try ")[2]
         assert advice not in advised
         advised.append(advice)
-        args = [
-            *(resume if "resume with" in message else begin),
-            *advice.partition(", or ")[0].split(),
-        ]
+        args = [*(resume if resumes else begin), *advice.partition(", or ")[0].split()]
     assert [advice.split()[1] for advice in advised] == ["3,", "1,"]
 
 

@@ -51,13 +51,6 @@ def test_schedule_matches_the_formula(kind):
     assert rates(schedule=kind, **options) == pytest.approx(authors(formula))
 
 
-def test_rsqrt_timescale_and_stairs():
-    optim = OptimSettings(learning_rate=1.0, schedule="rsqrt", timescale=50, warmup_steps=10)
-    assert lr_factor(replace(optim, cooldown=0), 9 + 50, 1000) == pytest.approx(2**-0.5)
-    optim = OptimSettings(learning_rate=1.0, schedule="staircase", stairs=(0.29,), warmup_steps=0)
-    assert [lr_factor(optim, step, 100) for step in (0, 28, 29)] == [1, 1, 0.1]
-
-
 @pytest.mark.parametrize("schedule", get_args(ScheduleKind))
 def test_factor_is_between_zero_and_one(schedule):
     optim = OptimSettings(learning_rate=RATE, schedule=schedule, end=0.1)

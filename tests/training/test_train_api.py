@@ -24,9 +24,8 @@ def configs(monkeypatch):
 
 @pytest.fixture
 def recipe(tmp_path) -> Path:
-    path = tmp_path / "birds.toml"
-    path.write_text(RECIPE, encoding="utf-8")
-    return path
+    (tmp_path / "birds.toml").write_text(RECIPE, encoding="utf-8")
+    return tmp_path / "birds.toml"
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,8 @@ def test_run_writes_a_complete_bundle(colors, tmp_path):
     run = {"settings.toml", "metrics.jsonl", "report.html", ".lock"}
     assert files - {"tensorboard"} == bundle | run  # events, where TensorBoard is installed
     settings, data, start = read_run(tmp_path / "run")
-    assert (data, start) == (str(colors), "")
-    assert settings.optim.kind
-    assert settings.optim.learning_rate
-    assert settings.model.channels == 3
+    assert (data, start, settings.model.channels) == (str(colors), "", 3)
+    assert None not in (settings.optim.kind, settings.optim.learning_rate)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 61))
     assert [row["step"] for row in rows if "test/accuracy" in row] == [30, 60]
@@ -149,12 +147,6 @@ def test_early_stopping_needs_a_val_split(colors, tmp_path, target):
     assert any("30 training images" in line for line in recorder.lines)
 
 
-def test_progressive_resizing(colors, tmp_path):
-    recorder = Recorder()
-    tiny_run(colors, tmp_path / "run", callback=recorder, image_sizes=((0.0, 4), (0.5, 8)))
-    assert [row["image_size"] for row in recorder.rows] == [4] * 4 + [8] * 4
-
-
 def test_finetuning_starts_from_the_given_weights(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=60)
     recorder, start = Recorder(), {"start": str(tmp_path / "start")}
@@ -209,11 +201,9 @@ def test_divergence_names_step_layer_and_images(colors, tmp_path):
     with pytest.raises(TrainingError, match="resume with a smaller") as failure:
         tiny_run(colors, tmp_path / "run", optim=optim(1e30))
     assert not isinstance(failure.value, CheckpointError)  # nothing is wrong with a file
-    message = str(failure.value)
-    assert "training diverged at step" in message
-    assert "first non-finite value: " in message
-    assert "train/" in message
-    assert "\n" not in message
+    for part in ("training diverged at step", "first non-finite value: ", "train/"):
+        assert part in str(failure.value)
+    assert "\n" not in str(failure.value)
     assert (tmp_path / "run" / "state").exists()
     assert tiny_run(colors, tmp_path / "run", optim=optim(1e-2), resume=True).finished
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
@@ -257,8 +247,11 @@ def test_choose_precision_on_cpu(instructions, model, expected, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_low_precision_training(colors, tmp_path, precision):
-    machine = MachineSettings(precision=precision)
-    result = tiny_run(colors, tmp_path / "run", steps=40, machine=machine)
+    options = {"machine": MachineSettings(precision=precision), "steps": 40}
+    recorder = Recorder()
+    sizes = ((0.0, 4), (0.5, 8))  # progressive resizing
+    result = tiny_run(colors, tmp_path / "run", callback=recorder, image_sizes=sizes, **options)
+    assert [row["image_size"] for row in recorder.rows] == [4] * 20 + [8] * 20
     assert result.outcomes["test"].accuracy > 0.6
     assert {t.dtype for t in weights(tmp_path / "run").values()} == {torch.float32}
 
@@ -298,16 +291,10 @@ def error_of(*args, **settings) -> str:
             {"objective": "masked-patches", "until_accuracy": 0.9},
             "until_accuracy=0.9 needs classes",
         ),
-        (
-            {"model": replace(TINY, distillation=True, pool="cls")},
-            "needs a teacher; set loss.teacher",
-        ),
+        ({"model": replace(TINY, distillation=True, pool="cls")}, "set loss.teacher"),
         ({"batch_size": 64}, "batch_size=64 is more than the 30 training images; try 7"),
         ({"model": replace(TINY, image_size=10)}, "not a whole number of 4-pixel patches; try"),
-        (
-            {"optim": replace(SETTINGS.optim, warmup_steps=100)},
-            "optim.warmup_steps=100 is not less than steps=8",
-        ),
+        ({"optim": OptimSettings(warmup_steps=100)}, "warmup_steps=100 is not less than steps=8"),
     ],
 )
 def test_impossible_settings_raise(colors, tmp_path, changes, message):
@@ -335,16 +322,6 @@ def test_loaded_model_is_in_train_mode(colors, tmp_path):
     assert all(module.training for module in objective.modules())
     images = torch.randn(2, 3, 8, 8)
     assert not torch.equal(objective.logits(images), objective.logits(images))
-
-
-def test_finetuning_with_other_numerics(colors, tmp_path):
-    tiny_run(colors, tmp_path / "first", model=replace(TINY, numerics="timm"))
-    start, recorder = str(tmp_path / "first"), Recorder()
-    asked = ModelSettings(numerics="google")
-    tiny_run(colors, tmp_path / "tuned", start=start, model=asked, callback=recorder)
-    assert any(line.startswith("  numerics    timm -> google") for line in recorder.lines)
-    assert vitrail.load(start).config.numerics == vitrail.NUMERICS["timm"]
-    assert vitrail.load(tmp_path / "tuned").config.numerics == vitrail.NUMERICS["google"]
 
 
 def test_missing_classes_are_noted_or_raise(tmp_path):

@@ -92,9 +92,6 @@ def indices(part):
     return set(range(len(part)) if part.rows is None else part.rows.tolist())
 
 
-# Draws
-
-
 @pytest.mark.parametrize("count", [20, 1000])
 def test_draw_is_split_four_to_one(tmp_path, count):
     data = open_dataset(write_colors(tmp_path / "many.npz", train=1200), "train")
@@ -113,9 +110,6 @@ def test_representative_draw_is_stratified():
     assert len(set(drawn.tolist())) == 100
     assert np.abs(np.bincount(labels[drawn]) - [60, 30, 9, 1]).max() <= 1
     assert len(stratified_subset(np.arange(50), 10, np.random.default_rng(0))) == 10
-
-
-# Choices
 
 
 def test_only_the_best_setting_is_tested(benchmark, colors, fake_runs):
@@ -249,9 +243,6 @@ def test_means_of_tasks_and_groups(benchmark, colors, monkeypatch):
     assert (plain["groups"], plain["mean_of_groups"], plain["mean"]) == ({}, None, 0.5)
 
 
-# Reuse of trials
-
-
 def test_trials_are_reused_unless_anything_changed(benchmark, model, colors, tmp_path, monkeypatch):
     bench = benchmark(**SMALL)
     first = bench.measure([colors])
@@ -283,9 +274,6 @@ def test_stopped_benchmark_resumes(benchmark, colors, monkeypatch, stop_after):
     monkeypatch.setattr(adapt, "run", lambda o, w: resumed.append(o.resume) or run(o, w))
     assert len(bench.measure([colors])["tasks"]) == 1
     assert resumed == [True]
-
-
-# Tasks files
 
 
 def test_paths_are_relative_to_the_tasks_file(tmp_path, monkeypatch):
@@ -366,9 +354,6 @@ def test_invalid_protocol_raises(benchmark, colors, changes, message):
     seeds = changes.pop("seeds", 1)
     with pytest.raises((ConfigError, CheckpointError), match=message):
         benchmark(**changes).measure([colors], seeds)
-
-
-# The command
 
 
 def test_command_prints_a_table_and_writes_results(model, tmp_path, capsys):
