@@ -55,6 +55,7 @@ SECTIONS = {
     "prediction": Section(("## Prediction",), 11),
     "serving": Section(("## Serving",), 3),
     "data": Section(("## Data",), 2),
+    "versions": Section(("## Previous version",), 4),
 }
 
 

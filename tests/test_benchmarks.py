@@ -16,6 +16,7 @@ import memory
 import models
 import result_cache
 import run
+import versions
 from curves import Curve, drawing, exponent
 from peers import LIBRARIES
 from timing import claim
@@ -230,3 +231,21 @@ def test_process_cannot_exceed_its_memory_limit(tmp_path):
     assert memory.in_process("run", str(2**34), "look", model)["peak"] > 2**26
     with pytest.raises(VitrailError, match=f"look {model} failed"):
         memory.in_process("run", str(2**26), "look", model)
+
+
+@pytest.mark.slow
+def test_version_0_1_is_measured_beside_this_one():
+    page = versions.report(rounds=1, tasks="Nano/8 at 64, forward")
+    if "Not measured: " in page:
+        pytest.skip("needs the history of git")
+    assert page.startswith(run.SECTIONS["versions"].headings[0])
+    before, after, ratio = page.splitlines()[-1].split("|")[2:5]
+    assert float(before) > 0
+    assert float(ratio) == pytest.approx(float(after) / float(before), rel=0.1)
+    assert f"| | 0.1, ms | {versions.__version__}, ms |" in page
+    assert f"at most {float(ratio):.2f} (1 measurements)" in page
+
+
+def test_versions_need_the_commit(monkeypatch):
+    monkeypatch.setattr(versions, "COMMIT", "0" * 40)
+    assert run.lacks(versions.report())
