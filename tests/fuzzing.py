@@ -75,10 +75,7 @@ def count_rejected(path: Path, count: int, reference: Path | None = None, **opti
 
 
 def hunt(
-    count: int,
-    attempt: Callable[[int, random.Random, list[str]], bool],
-    *,
-    address_space: int,
+    count: int, attempt: Callable[[int, random.Random, list[str]], bool], *, address_space: int
 ) -> None:
     """Print as JSON how many attempts succeeded or ended in one of our errors, and what is wrong.
 

@@ -149,11 +149,7 @@ class Run:
 
     @property
     def parts(self) -> dict:
-        return {
-            "objective": self.objective,
-            "optimizers": self.optimizers,
-            "average": self.average,
-        }
+        return {"objective": self.objective, "optimizers": self.optimizers, "average": self.average}
 
     def evaluate(self) -> torch.Tensor:
         """Return the logits of fixed images."""

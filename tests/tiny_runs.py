@@ -10,12 +10,7 @@ from PIL import Image
 import vitrail
 from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.training.callbacks import Callback
-from vitrail.training.config import (
-    ModelSettings,
-    OptimSettings,
-    RunConfig,
-    Settings,
-)
+from vitrail.training.config import ModelSettings, OptimSettings, RunConfig, Settings
 from vitrail.training.trainer import Result, run
 
 CLASSES = ("red", "green", "blue")

@@ -6,14 +6,7 @@ import sys
 import pytest
 
 from vitrail.cli.console import Progress, clock, table
-from vitrail.cli.live import (
-    CURVE_WIDTH,
-    MAX_LOSSES,
-    Live,
-    curve,
-    evaluation_line,
-    step_line,
-)
+from vitrail.cli.live import CURVE_WIDTH, MAX_LOSSES, Live, curve, evaluation_line, step_line
 
 ROW = {
     "step": 120,

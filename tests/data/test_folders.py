@@ -222,8 +222,7 @@ def test_pack_skips_and_lists_other_files(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["check", "evaluate MODEL", "train", "fewshot MODEL", "finetune --from MODEL"],
+    "words", ["check", "evaluate MODEL", "train", "fewshot MODEL", "finetune --from MODEL"]
 )
 def test_commands_reject_files_outside(outsider, words, capsys, tiny):
     (outsider / "labels.csv").write_text("file,class\ncat/000.png,a\n../elsewhere.png,b\n")

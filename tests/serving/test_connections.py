@@ -12,14 +12,7 @@ from contextlib import suppress
 
 import pytest
 from raw_client import closed_loop, connect, form, get, head, malformed, raw, run
-from serving_helpers import (
-    blocked_batcher,
-    encoded_image,
-    is_idle,
-    metric,
-    served,
-    wait_for,
-)
+from serving_helpers import blocked_batcher, encoded_image, is_idle, metric, served, wait_for
 
 from vitrail.serving import limits, protocol
 from vitrail.serving.app import json_response
@@ -89,10 +82,7 @@ def test_requests_with_different_options_share_a_batch(state, port):
 
 def test_full_queue_is_503_with_retry_after():
     several = form("/predict", [PNG] * 3)
-    with (
-        served(queue=6, max_images=4) as (state, _, port),
-        blocked_batcher(state) as gate,
-    ):
+    with served(queue=6, max_images=4) as (state, _, port), blocked_batcher(state) as gate:
 
         async def scenario():
             waiting = [asyncio.create_task((await connect(port)).send(PREDICT)) for _ in range(6)]
@@ -118,10 +108,7 @@ def test_full_queue_is_503_with_retry_after():
 def test_heavy_requests_are_limited(monkeypatch):
     monkeypatch.setattr(limits, "MAX_HEAVY", 2)
     request = raw("/explain", encoded_image(size=(32, 32)), "image/png")
-    with (
-        served() as (state, _, port),
-        blocked_batcher(state) as gate,
-    ):
+    with served() as (state, _, port), blocked_batcher(state) as gate:
 
         async def scenario():
             links = [await connect(port) for _ in range(3)]
@@ -253,10 +240,7 @@ def test_slow_reader_gets_the_whole_response(long_response):
 @pytest.mark.parametrize("sent", [20, -1, None])
 def test_disconnected_client_leaves_nothing_behind(sent):
     """In the head, within the body, or while waiting for the response."""
-    with (
-        served() as (state, _, port),
-        blocked_batcher(state) as gate,
-    ):
+    with served() as (state, _, port), blocked_batcher(state) as gate:
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port)) as link:
                 link.sendall(PREDICT[:sent])

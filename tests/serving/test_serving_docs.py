@@ -62,10 +62,7 @@ def test_javascript_example_runs(server, folder):
 
 
 def test_every_route_is_documented():
-    for path in (
-        *(route.path for route in ROUTES if "POST" in route.methods),
-        *PUBLIC_PATHS,
-    ):
+    for path in (*(route.path for route in ROUTES if "POST" in route.methods), *PUBLIC_PATHS):
         assert f"{path}?" in PAGE or f"{path}`" in PAGE
 
 

@@ -10,14 +10,7 @@ import time
 import pytest
 from PIL import Image
 from raw_client import closed_loop, connect, form, get, raw, run
-from serving_helpers import (
-    Gate,
-    encoded_image,
-    is_idle,
-    served,
-    tiny_model,
-    wait_for,
-)
+from serving_helpers import Gate, encoded_image, is_idle, served, tiny_model, wait_for
 
 import vitrail
 from vitrail.data.decode import open_image
