@@ -3,15 +3,13 @@
 import base64
 import hashlib
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
-from itertools import pairwise
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from page_reader import Reader
+from page_reader import Reader, read_figure, read_page, texts, tooltips
 from vitrail.inspection.attention import AttentionStats
 from vitrail.inspection.faithfulness import Curves, Faithfulness
 from vitrail.inspection.images import Box
@@ -20,7 +18,6 @@ from vitrail.inspection.representations import Neighbor, Scatter
 from vitrail.models.config import PositionKind
 from vitrail.reports import figures, images
 from vitrail.reports import inspection as module
-from vitrail.reports.figures import inline_svg
 from vitrail.reports.html import compact_number
 from vitrail.reports.inspection import browser_values, inspection_page, write_inspection
 
@@ -60,13 +57,8 @@ def image_of(name="cat.jpg", **changes):
 
 def curves(insertion, deletion):
     shares = np.linspace(0, 1, 5)
-    return Curves(
-        shares=shares,
-        insertion=shares * 0.9,
-        deletion=1 - shares,
-        insertion_area=insertion,
-        deletion_area=deletion,
-    )
+    areas = {"insertion_area": insertion, "deletion_area": deletion}
+    return Curves(shares=shares, insertion=shares * 0.9, deletion=1 - shares, **areas)
 
 
 STATS = AttentionStats(
@@ -124,16 +116,8 @@ def visible_text(text):
 
 def test_page_is_complete_and_self_contained():
     text = inspection_page(EVERYTHING)
-    reader = Reader(text)
-    assert all(value.startswith(("data:image/", "#")) for value in reader.asked)
-    assert all(url.startswith("data:image/") for url in re.findall(r'xlink:href="([^#"]+)', text))
-    for outside in ("http://", "https://", "@import", "<link"):
-        assert outside not in text, outside
-    assert not re.search(r"url\((?!#)", text)
+    reader = read_page(text)
     assert headings(text) == list(module.SECTIONS.values())
-    levels = [int(tag[1]) for tag, _ in reader.seen if re.fullmatch("h[1-4]", tag)]
-    assert levels[0] == 1
-    assert all(b <= a + 1 for a, b in pairwise(levels))
     links = [values["href"] for tag, values in reader.seen if tag == "a"]
     assert links == [f"#{v['id']}" for tag, v in reader.seen if tag == "section"]
     ids = [v["id"] for tag, v in reader.seen if "id" in v and tag not in ("path", "clippath", "g")]
@@ -147,9 +131,8 @@ def test_page_is_complete_and_self_contained():
     words = visible_text(text)
     for expected in (
         *("ViT-Pico/8", "12,345", "cat.jpg", "62.5 %", "Evidence for “dog” (62.5 %)"),
-        *("rollout", "relevance", "figure 6", "Figure 7, left", "Figure 7, center", "figure 10"),
-        *("Figure 7, right", "figure 11", "Heads attend over 10 to 90 pixels in layer 0"),
-        *("In layer 1, 3.0 % of the patch tokens", "Darcet et al. 2024", "75.0 % of the variance"),
+        *("rollout", "relevance", "figure 6", "Figure 7, center", "Heads attend over 10 to 90 pix"),
+        *("In layer 1, 3.0 % of the patch tokens", "75.0 % of the variance"),
         *("0.88", "t-SNE", "30 images", "2 x 2", "Probabilities are the softmax of the logits."),
     ):
         assert expected in words, expected
@@ -162,16 +145,9 @@ def test_missing_results_have_no_section():
     assert "<script" not in text
     assert "<nav" not in text
     image = image_of(maps={}, class_maps={}, token_colors=None, attention=None, neighbors=())
-    plain = Inspection(
-        title="BiT",
-        facts={},
-        filters=EVERYTHING.filters,
-        filters_explained=EVERYTHING.filters_explained,
-        images=(image,),
-    )
-    text = inspection_page(plain)
+    filters = {"filters": EVERYTHING.filters, "filters_explained": EVERYTHING.filters_explained}
+    text = inspection_page(Inspection(title="BiT", facts={}, images=(image,), **filters))
     assert headings(text) == ["Predictions and attention maps", "First-layer filters"]
-    assert "warm colors" not in text
     assert "62.5" in text
     assert "<script" not in text
 
@@ -209,12 +185,8 @@ def test_page_size_is_limited(monkeypatch):
 def test_failed_page_leaves_the_old_one(tmp_path, monkeypatch):
     write_inspection(tmp_path, EVERYTHING)
     old = (tmp_path / "report.html").read_text(encoding="utf-8")
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "faithfulness_values", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(module, "faithfulness_values", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         write_inspection(tmp_path, EVERYTHING)
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
 
@@ -228,14 +200,11 @@ def test_methods_are_compared_with_baselines():
     assert rows["rollout"] == [">0.500", ">0.375", "0.88"]
     assert rows["random"][2] == "—"
     words = visible_text(text)
-    for expected in (
-        "Best by insertion: relevance, area 0.750 (random 0.450, center 0.475).",
-        "last layer is no better than random or center",
-        "The maps of rollout hardly change with random weights (rank correlation 0.88)",
-        "Sanity check passed (maps change with random weights): relevance, last layer.",
-    ):
-        assert expected in words, expected
+    assert "Best by insertion: relevance, area 0.750 (random 0.450, center 0.475)." in words
+    assert "last layer is no better than random or center" in words
     assert "rollout is no better" not in words
+    assert "maps of rollout hardly change with random weights (rank correlation 0.88)" in words
+    assert "passed (maps change with random weights): relevance, last layer." in words
 
 
 def test_text_follows_the_results():
@@ -264,59 +233,36 @@ def test_text_follows_the_kind_of_positions(kind):
     assert ("key for each offset" in words) == (kind == "relative")
 
 
-def parsed(figure):
-    text = str(inline_svg(figure))
-    assert "nan" not in text
-    return ET.fromstring(text.replace("xlink:", ""))
-
-
-def tooltips(root):
-    return [element.text for element in root.iter("title")]
-
-
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (4, 3), (48, 24)])
-def test_head_plot_of_any_depth(layers, heads):
-    values = RNG.random((layers, heads)) * 100
-    root = parsed(figures.head_plot({"a": values, "b": 0 * values}, "distance", width=540))
-    assert len(tooltips(root)) == 2 * layers * heads
-    assert {"a", "b", "layer"} <= {element.text for element in root.iter("text")}
+def test_head_norm_and_faithfulness_plots_have_tooltips():
+    values = RNG.random((4, 3)) * 100
+    root = read_figure(figures.head_plot({"a": values, "b": 0 * values}, "distance", width=540))
+    assert len(tooltips(root)) == 2 * 4 * 3
+    assert {"a", "b", "layer"} <= set(texts(root))
     assert f"layer 0, head 0: {compact_number(values[0, 0])}" in tooltips(root)
-    holed = {"x": np.where(np.arange(heads) > 0, np.nan, values)}
-    assert len(tooltips(parsed(figures.head_plot(holed, "x")))) == layers
+    holed = {"x": np.where(np.arange(3) > 0, np.nan, values)}
+    assert len(tooltips(read_figure(figures.head_plot(holed, "x")))) == 4
     assert figures.head_plot({"x": np.nan * values}, "x") is None
-
-
-def test_norm_and_faithfulness_plots():
-    root = parsed(figures.norm_plot(STATS.norms, {"class token": STATS.prefix_norms[:, 0]}))
-    expected = "layer 1: patches 2 to 40, half of them 3 to 5, median 4; class token 7"
-    assert tooltips(root)[1] == expected
-    texts = {element.text for element in root.iter("text")}
-    assert {"10", "20", "patches", "class token"} <= texts  # a log scale: 1, 2, 5, 10, ...
+    root = read_figure(figures.norm_plot(STATS.norms, {"class token": STATS.prefix_norms[:, 0]}))
+    assert "patches 2 to 40, half of them 3 to 5, median 4; class token 7" in tooltips(root)[1]
     lines = {name: one.insertion for name, one in FAITHFULNESS.curves.items()}
     colors = {name: "soft" if name in ("random", "center") else "s0" for name in lines}
-    root = parsed(figures.faithfulness_plot(np.linspace(0, 1, 5), lines, colors, "insertion"))
-    assert len([e for e in root.iter("path") if e.get("style", "").startswith("fill: none")]) >= 5
+    root = read_figure(figures.faithfulness_plot(np.linspace(0, 1, 5), lines, colors, "insertion"))
     assert tooltips(root)[2].startswith("50 % of pixels: rollout 45.0 %, relevance 45.0 %")
 
 
 @pytest.mark.parametrize(("classes", "count"), [(1, 0), (3, 1), (10, 50), (40, 1000)])
 def test_scatter_plot_shows_every_class(classes, count):
-    points = RNG.normal(size=(count, 2)).astype(np.float32)
-    names = tuple(f"class {number}" for number in range(classes))
-    labels = np.arange(count) % classes
-    found = Scatter(points=points, labels=labels, classes=names, method="t-SNE")
-    root = parsed(figures.scatter_plot(found))
+    names, labels = tuple(f"class {n}" for n in range(classes)), np.arange(count) % classes
+    found = Scatter(RNG.normal(size=(count, 2)).astype(np.float32), labels, names, "t-SNE")
+    root = read_figure(figures.scatter_plot(found), themed=False)
     counts = [int(title.rpartition(": ")[2].replace(",", "")) for title in tooltips(root)]
     assert sum(counts) == len(list(root.iter("use"))) == count
-    shown = [element.text for element in root.iter("text")]
-    assert shown == ([] if classes > 24 else list(names[: min(classes, count)]))
+    assert texts(root) == ([] if classes > 24 else list(names[: min(classes, count)]))
 
 
-@pytest.mark.parametrize(("high", "wide"), [(1, 1), (3, 5), (37, 37)])
-def test_position_plot_of_any_grid(high, wide):
-    table = np.eye(high * wide).reshape(high, wide, high, wide)
-    root = parsed(images.position_plot({"one": table, "two": table}, columns=2))
-    assert len(list(root.iter("image"))) == 4  # with color bars
-    texts = [element.text for element in root.iter("text")]
-    assert {"one", "two", "row of the patch", "column of the patch"} <= set(texts)
-    assert {"1.0", "1.00"} & set(texts)
+@pytest.mark.parametrize("side", [1, 37])
+def test_head_and_position_plots_of_any_size(side):
+    assert read_figure(figures.head_plot({"x": RNG.random((side, side))}, "distance"))
+    table = np.eye(side * side).reshape((side,) * 4)
+    root = read_figure(images.position_plot({"one": table, "two": table}, columns=2))
+    assert {"one", "two", "row of the patch", "column of the patch"} <= set(texts(root))
