@@ -36,13 +36,16 @@ def frame_header(kind, height, width, layers=1):
     return bytes([0xFF, 0xC0 + kind]) + struct.pack(">H", 2 + len(content)) + content
 
 
+def bits_of(text, rest="0"):
+    """Bits as bytes, filled up with `rest`."""
+    size = -(-len(text) // 8)
+    return int("0" + text.ljust(8 * size, rest), 2).to_bytes(size)
+
+
 def scan(component, band, bits):
     """One scan of one component; `bits` is text."""
-    size = -(-len(bits) // 8)
-    content = int("0" + bits.ljust(8 * size, "1"), 2).to_bytes(size)
-    return (
-        b"\xff\xda\0\x08\x01" + bytes([component, 0, *band]) + content.replace(b"\xff", b"\xff\0")
-    )
+    head = b"\xff\xda\0\x08\x01" + bytes([component, 0, *band])
+    return head + bits_of(bits, "1").replace(b"\xff", b"\xff\0")
 
 
 def many_scans(side, layers, count):
@@ -62,11 +65,8 @@ def jpegs():
     yield "JPEG frame headers", lambda n: start + frame * n + rest, 30_000
     yield "JPEG of two sizes", lambda n: start + frame_header(0, 16, 16) * n + rest, 1
     yield "JPEG padding", lambda n: start + b"\xff" * n + rest, MEGABYTE
-    yield (
-        "JPEG padding before its scan",
-        lambda n: small.replace(b"\xff\xda", b"\xff" * n + b"\xda", 1),
-        MEGABYTE,
-    )
+    yield ("JPEG padding before its scan",
+           lambda n: small.replace(b"\xff\xda", b"\xff" * n + b"\xda", 1), MEGABYTE)  # fmt: skip
     for name, mark in {"comments": 0xFE, "tables": 0xC4, "APP1 segments": 0xE1}.items():
         segment = bytes([0xFF, mark, 0, 2])
         yield f"JPEG {name}", lambda n, segment=segment: start + segment * n + rest, 250_000
@@ -221,11 +221,8 @@ def tiffs():
     yield "TIFF big, endless tags", lambda n: endless + bytes(range(1, 251)) * n, 4000
     yield "TIFF tags", lambda n: tiff(dict.fromkeys(range(300, 300 + n), 1) | tags, b""), 64_700
     small = plain | {256: 300, 257: 300, 322: 1, 323: 1}
-    yield (
-        "TIFF tiles of one pixel",
-        lambda n: tiff(small | {324: [16] * n, 325: [1] * n}, bytes(16)),
-        90_000,
-    )
+    yield ("TIFF tiles of one pixel",
+           lambda n: tiff(small | {324: [16] * n, 325: [1] * n}, bytes(16)), 90_000)  # fmt: skip
 
 
 def avifs():
@@ -235,11 +232,8 @@ def avifs():
     start = large.index(b"mdat") + 4
     size = 4 + large[start + 3]  # of what comes before the only frame
     first, frame = large[start : start + size], large[start + size :]
-    yield (
-        "AVIF frames in one image",
-        lambda n: with_stream(large, first + frame * n),
-        500_000 // len(frame),
-    )
+    yield ("AVIF frames in one image",
+           lambda n: with_stream(large, first + frame * n), 500_000 // len(frame))  # fmt: skip
     images = [Image.new("L", (2048, 2048), gray) for gray in (90, 30)]
     moving = saved(images[0], "AVIF", save_all=True, append_images=images[1:], **fast)
     yield "AVIF animated, that says 16 x 16", lambda n: resized(moving, 16, 16) + bytes(n), 0
@@ -280,9 +274,8 @@ def oversized_frame(side=4096):
     hints = int(header[rest + 3 + (2 if header[rest + 3] == "1" else 3) :][:3], 2) + 1
     frame = "0001001" + frame[7 : 7 + hints] + f"{side - 1:016b}" * 2 + frame[7 + hints :]
     units = b""
-    for head, bits in ((0x12, ""), (0x0A, header), (0x32, frame)):
-        size = -(-len(bits) // 8)
-        units += bytes([head, size]) + int("0" + bits.ljust(8 * size, "0"), 2).to_bytes(size)
+    for head, content in ((0x12, b""), (0x0A, bits_of(header)), (0x32, bits_of(frame))):
+        units += bytes([head, len(content)]) + content
     return units
 
 
@@ -314,7 +307,6 @@ def families():
 
 @cache
 def hostile_images():
-    """Every file by its name."""
     return {name: make(n) for name, (make, n) in families().items()}
 
 

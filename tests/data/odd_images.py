@@ -43,21 +43,26 @@ def quarters(values):
     return image.squeeze(-1) if image.shape[-1] == 1 else image
 
 
+def three(gray):
+    return gray[:, :, None].repeat(3, axis=2)
+
+
 RGB = quarters(COLORS).astype(np.uint8)
 GRAY = quarters(GRAYS).astype(np.uint8)
-GRAY_RGB = GRAY[:, :, None].repeat(3, axis=2)
+GRAY_RGB = three(GRAY)
 BLACK_WHITE = quarters((0, 255, 255, 0)).astype(np.uint8)
 ALPHA = quarters((255, 128, 0, 255)).astype(np.uint8)
+
+
+def frames():
+    """A second frame or page; Pillow changes it when it is saved."""
+    return {"save_all": True, "append_images": [Image.fromarray(255 - RGB)]}
 
 
 def on_white(rgb, alpha):
     """What an opaque page shows through a transparent image."""
     share = alpha[:, :, None] / 255
     return np.rint(rgb * share + 255 * (1 - share)).astype(np.uint8)
-
-
-def three(gray):
-    return gray[:, :, None].repeat(3, axis=2)
 
 
 def stored(pixels, orientation):
@@ -105,9 +110,7 @@ def jpegs():
         yield f"jpeg orientation {turn}", Odd(data, RGB, LOSSY)
     turned = saved(stored(GRAY, 6), "JPEG", exif=exif(6), quality=95)
     yield "jpeg gray orientation 6", Odd(turned, GRAY_RGB, LOSSY)
-    second = Image.fromarray(255 - RGB)
-    several = saved(RGB, "MPO", save_all=True, append_images=[second], **best)
-    yield "jpeg of two images (MPO)", Odd(several, RGB, LOSSY)
+    yield "jpeg of two images (MPO)", Odd(saved(RGB, "MPO", **frames(), **best), RGB, LOSSY)
     plain = saved(RGB, "JPEG", **best)
     yield "jpeg with bytes after its end", Odd(plain + b"\0" * 100, RGB, LOSSY)
     notes = b"".join(
@@ -115,9 +118,8 @@ def jpegs():
         for marker in (0xE2, 0xE1, 0xED, 0xFE)
     )
     yield "jpeg with absurd notes", Odd(plain[:2] + notes + plain[2:], RGB, LOSSY)
-    broken_exif = struct.pack(
-        ">BBH", 0xFF, 0xE1, 2 + 26
-    ) + b"Exif\0\0II*\0\x08\0\0\0\xff\xff".ljust(26, b"\xff")
+    broken_exif = struct.pack(">BBH", 0xFF, 0xE1, 2 + 26)
+    broken_exif += b"Exif\0\0II*\0\x08\0\0\0\xff\xff".ljust(26, b"\xff")
     yield "jpeg with broken EXIF", Odd(plain[:2] + broken_exif + plain[2:], RGB, LOSSY)
 
 
@@ -150,7 +152,6 @@ def png(rows, *, depth, color, sides=SIDES, before=b"", interlaced=False):
 
 
 def clear(*numbers):
-    """The transparent color."""
     return chunk(b"tRNS", struct.pack(f">{len(numbers)}H", *numbers))
 
 
@@ -167,7 +168,6 @@ def adam7(pixels):
 
 
 def pngs():
-    second = [Image.fromarray(255 - RGB)]
     gray16, rgb16 = GRAY.astype(int) * 256 + 255, RGB.astype(int) * 256 + 7
     rgba, gray_alpha = np.dstack([RGB, ALPHA]), np.dstack([GRAY, ALPHA])
     shown, shown_gray = (  # where one color is transparent
@@ -197,7 +197,7 @@ def pngs():
          on_white(GRAY_RGB, ALPHA), 1),
         ("png interlaced", png(adam7(RGB), depth=8, color=2, interlaced=True), RGB, 0),
         ("png orientation 8", saved(stored(RGB, 8), "PNG", exif=exif(8)), RGB, 0),
-        ("apng", saved(RGB, "PNG", save_all=True, append_images=second, duration=50), RGB, 0),
+        ("apng", saved(RGB, "PNG", duration=50, **frames()), RGB, 0),
         ("png with absurd notes", png(RGB, depth=8, color=2, before=notes * 5), RGB, 0),
         ("png with a broken animation", png(RGB, depth=8, color=2, before=nonsense), RGB, 0),
     ):  # fmt: skip
@@ -228,13 +228,12 @@ def pngs():
 
 
 def webps():
-    several = {"save_all": True, "append_images": [Image.fromarray(255 - RGB)]}
     rgba = np.dstack([RGB, ALPHA])
     turned = saved(stored(RGB, 5), "WebP", lossless=True, exif=exif(5))
     yield "webp", Odd(saved(RGB, "WebP", quality=95), RGB, 8)
     yield "webp lossless", Odd(saved(RGB, "WebP", lossless=True), RGB)
     yield "webp with alpha", Odd(saved(rgba, "WebP", lossless=True), on_white(RGB, ALPHA), 1)
-    yield "webp animated", Odd(saved(RGB, "WebP", lossless=True, **several), RGB)
+    yield "webp animated", Odd(saved(RGB, "WebP", lossless=True, **frames()), RGB)
     yield "webp orientation 5", Odd(turned, RGB)
 
 
@@ -251,11 +250,10 @@ def gifs():
 
 def avifs():
     best = {"quality": 95, "subsampling": "4:4:4"}
-    several = {"save_all": True, "append_images": [Image.fromarray(255 - RGB)]}
     rgba = np.dstack([RGB, ALPHA])
     yield "avif", Odd(saved(RGB, "AVIF", **best), RGB, LOSSY)
     yield "avif with alpha", Odd(saved(rgba, "AVIF", **best), on_white(RGB, ALPHA), 2 * LOSSY)
-    yield "avif animated", Odd(saved(RGB, "AVIF", **several, **best), RGB, LOSSY)
+    yield "avif animated", Odd(saved(RGB, "AVIF", **frames(), **best), RGB, LOSSY)
     for turn in (3, 6):
         data = saved(stored(RGB, turn), "AVIF", exif=exif(turn), **best)
         yield f"avif orientation {turn}", Odd(data, RGB, LOSSY)
@@ -291,9 +289,7 @@ def bmps():
     yield "bmp 16-bit", Odd(bmp(rows, bits=16, compression=3, masks=masks), RGB, 8)
     palette = b"".join(bytes([b, g, r, 0]) for r, g, b in COLORS)
     half = SIDES[1] // 2
-    runs = [
-        [half, row * 2, half, row * 2 + 1, 0, 0] for row in (0, 1) for _ in range(SIDES[0] // 2)
-    ]
+    runs = [[half, 2 * row, half, 2 * row + 1, 0, 0] for row in [0] * 16 + [1] * 16]
     yield "bmp run-length", Odd(bmp(runs, bits=8, compression=1, palette=palette), RGB)
 
 
@@ -330,8 +326,7 @@ def tiffs():
     yield "tiff RGBA", Odd(data, on_white(RGB, ALPHA), 1)
     data = saved(Image.fromarray(np.dstack([GRAY, ALPHA])), "TIFF")
     yield "tiff gray and alpha", Odd(data, on_white(GRAY_RGB, ALPHA), 1)
-    pages = [Image.fromarray(255 - RGB)]
-    yield "tiff of two pages", Odd(saved(RGB, "TIFF", save_all=True, append_images=pages), RGB)
+    yield "tiff of two pages", Odd(saved(RGB, "TIFF", **frames()), RGB)
     for order in "<>":
         one = {"order": order, "photometric": 1, "samples": 1}
         word = order + "u2"
@@ -356,22 +351,16 @@ def tiffs():
         yield f"tiff orientation {turn}", Odd(data, RGB)
     data = tiff(RGB, t700=9, t34665=99_999_999, t34675=5)
     yield "tiff with broken notes", Odd(data, RGB)
-    lab = Image.fromarray(
-        quarters([(lightness, 0, 0) for lightness in GRAYS]).astype(np.uint8), "LAB"
-    )
-    yield "tiff Lab", Odd(saved(lab, "TIFF"), lab_grays(), 3)
-
-
-def lab_grays():
-    """Lightness alone as gray, by the definition of CIE L*a*b* and the curve of sRGB."""
+    lab = quarters([(lightness, 0, 0) for lightness in GRAYS]).astype(np.uint8)
+    # lightness as gray, by the definition of CIE L*a*b* and the curve of sRGB
     lightness = np.array(GRAYS) * 100 / 255
     linear = np.where(lightness > 8, ((lightness + 16) / 116) ** 3, lightness / 903.3)
     curve = np.where(linear > 0.0031308, 1.055 * linear ** (1 / 2.4) - 0.055, 12.92 * linear)
-    return three(quarters(np.rint(255 * curve)).astype(np.uint8))
+    grays = three(quarters(np.rint(255 * curve)).astype(np.uint8))
+    yield "tiff Lab", Odd(saved(Image.fromarray(lab, "LAB"), "TIFF"), grays, 3)
 
 
 def odd_images():
-    """Every kind by its name."""
     kinds = (jpegs, pngs, webps, gifs, avifs, bmps, tiffs)
     return {name: odd for kind in kinds for name, odd in kind()}
 
@@ -395,11 +384,9 @@ def bombs():
     webp = bytearray(saved(RGB, "WebP"))
     webp[26:30] = struct.pack("<HH", 0x3FFF, 0x3FFF)
     yield "WebP", bytes(webp)
-    frames = bytearray(
-        saved(RGB, "WebP", save_all=True, append_images=[Image.fromarray(255 - RGB)])
-    )
-    frames[24:30] = (side - 1).to_bytes(3, "little") * 2
-    yield "WebP animated", bytes(frames)
+    webp = bytearray(saved(RGB, "WebP", **frames()))
+    webp[24:30] = (side - 1).to_bytes(3, "little") * 2
+    yield "WebP animated", bytes(webp)
     plain = saved(RGB, "BMP")
     yield "BMP", plain[:18] + struct.pack("<LL", side, side) + plain[26:]
     jpeg = saved(RGB, "JPEG")

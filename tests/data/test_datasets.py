@@ -12,15 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_sets import make_folder, pixels, png
 
+from vitrail.data import datasets
 from vitrail.data.check import check_dataset
-from vitrail.data.datasets import (
-    LabelSets,
-    Splits,
-    assign_splits,
-    open_dataset,
-    open_splits,
-    split_counts,
-)
+from vitrail.data.datasets import Splits, assign_splits, open_dataset, open_splits, split_counts
 from vitrail.data.provenance import fingerprint
 from vitrail.data.tar_shards import pack
 from vitrail.errors import ConfigError, DataError, VitrailError
@@ -134,25 +128,19 @@ def test_missing_image_raises_when_read(tmp_path):
         open_dataset(tmp_path, "all")[1]
 
 
-def test_split_assignment_is_stratified(tmp_path):
-    make_folder(tmp_path, {"cat": 20, "dog": 10, "eel": 3, "fox": 1})
-    parts = {split: open_dataset(tmp_path, split) for split in ("train", "val", "test")}
-    counts = {
-        split: np.bincount(part.labels(), minlength=4).tolist() for split, part in parts.items()
-    }
-    assert counts == {"train": [16, 8, 1, 1], "val": [2, 1, 1, 0], "test": [2, 1, 1, 0]}
-    assert split_counts(tmp_path) == {"train": 26, "val": 4, "test": 4}
-    names = [sample.name for part in parts.values() for sample in part]
-    assert len(set(names)) == 34
-    assert "80% train, 10% val, 10% test (seed 0)" in parts["train"].notes[0]
+def test_split_assignment_is_stratified_and_depends_on_names_and_seed(tmp_path):
+    animals = make_folder(tmp_path / "c", {"cat": 20, "dog": 10, "eel": 3, "fox": 1})
+    parts = [open_dataset(animals, split) for split in ("train", "val", "test")]
+    counts = [np.bincount(part.labels(), minlength=4).tolist() for part in parts]
+    assert counts == [[16, 8, 1, 1], [2, 1, 1, 0], [2, 1, 1, 0]]
+    assert split_counts(animals) == {"train": 26, "val": 4, "test": 4}
+    assert len({sample.name for part in parts for sample in part}) == 34
+    assert "80% train, 10% val, 10% test (seed 0)" in parts[0].notes[0]
     with pytest.raises(DataError, match="has no split 'dev2'; available: train, val, test"):
-        open_dataset(tmp_path, "dev2")
+        open_dataset(animals, "dev2")
     with pytest.raises(ConfigError, match="sum is below 1"):
         Splits(val=0.5, test=0.5)
-
-
-def test_split_assignment_depends_on_names_and_seed(tmp_path):
-    make_folder(tmp_path / "a", {"cat": 30, "dog": 30})
+    make_folder(tmp_path / "a", {"cat": 30, "dog": 30})  # names and seed decide
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     vals = []
     for folder, seed in (("a", 0), ("b", 0), ("a", 1)):
@@ -187,7 +175,7 @@ def test_splits_are_stratified_and_stable(labels, val, test, seed):
 
 def test_multi_label_images_are_split_by_their_rarest_class():
     ends = np.concatenate([np.arange(2, 61, 2), np.arange(61, 131)])
-    labels = LabelSets(np.array([0, 1] * 30 + [0] * 70, np.int32), ends)
+    labels = datasets.LabelSets(np.array([0, 1] * 30 + [0] * 70, np.int32), ends)
     places = assign_splits([str(i) for i in range(100)], labels, Splits())
     assert np.bincount(places[:30]).tolist() == [24, 3, 3]
     assert [labels.take(np.array([29, 30]))[i] for i in (0, 1, -1)] == [(0, 1), (0,), (0,)]

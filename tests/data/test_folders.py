@@ -24,8 +24,7 @@ def write(tmp_path, name, text):
     ("name", "text"),
     [
         ("a.csv", "file,class\nimages/0.png,dog\nimages/1.png,cat\nimages/2.png,dog\n"),
-        ("a.csv", "\ufeffClass ,Path\r\ndog,images/0.png\r\ncat,images/1.png\r\n"
-                  "dog,images/2.png"),
+        ("a.csv", "\ufeffClass ,Path\r\ndog,images/0.png\r\ncat,images/1.png\r\ndog,images/2.png"),
         ("a.csv", "image;label\nimages/0.png;dog\nimages/1.png;cat\nimages/2.png;dog\n"),
         ("a.tsv", "file\tlabel\nimages/0.png\tdog\nimages/1.png\tcat\nimages/2.png\tdog\n"),
         ("a.jsonl", '{"file":"images/0.png","label":"dog"}\n\n'
@@ -47,8 +46,7 @@ def test_list_formats(tmp_path, name, text):
     [
         ("a.csv", "file,labels\nimages/0.png,b;a\nimages/1.png,\nimages/2.png,c\n"),
         ("a.csv", "file,labels\nimages/0.png,b | a\nimages/1.png,\nimages/2.png,c\n"),
-        ("a.csv", 'file,labels\nimages/0.png,"[""b"", ""a""]"\nimages/1.png,[]\n'
-                  'images/2.png,c\n'),
+        ("a.csv", 'file,labels\nimages/0.png,"[""b"", ""a""]"\nimages/1.png,[]\nimages/2.png,c\n'),
         ("a.csv", "file,label\nimages/0.png,b;a\nimages/1.png,[]\nimages/2.png,c\n"),
         ("a.jsonl", '{"file":"images/0.png","labels":["b","a"]}\n'
                     '{"file":"images/1.png","labels":[]}\n'
@@ -119,7 +117,7 @@ def test_invalid_lists_give_one_line_errors(tmp_path, name, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_invalid_class_files_and_labels_are_rejected(tmp_path):
+def test_invalid_class_files_and_missing_files_are_rejected(tmp_path):
     path = write(tmp_path, "a.csv", "file,label\nimages/0.png,cow\n")
     for classes in ("{", "[]", '["a", "a"]', '{"a": 5}', "3"):
         (tmp_path / "classes.json").write_text(classes)
@@ -128,17 +126,15 @@ def test_invalid_class_files_and_labels_are_rejected(tmp_path):
     (tmp_path / "classes.json").write_text('["dog", "cat"]')
     with pytest.raises(DataError, match="unknown label 'cow'; the 2 classes are dog, cat"):
         open_dataset(path)
-
-
-def test_missing_files_of_a_list(tmp_path):
+    (tmp_path / "classes.json").unlink()
     path = write(tmp_path, "a.jsonl", json.dumps({"file": "gone.png", "label": 3}))
     source = open_dataset(path, "all")
     assert source.labels().tolist() == [0]
     with pytest.raises(DataError, match="File not found: "):
         source[0]
-    os.mkfifo(tmp_path / "a.csv")
+    os.mkfifo(tmp_path / "b.csv")
     with pytest.raises(DataError):  # and reading does not block
-        open_dataset(tmp_path / "a.csv")
+        open_dataset(tmp_path / "b.csv")
 
 
 KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\nsecret\n"

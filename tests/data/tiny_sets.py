@@ -8,7 +8,6 @@ from PIL import Image
 
 
 def png(value: int, size: tuple[int, int] = (4, 5)) -> bytes:
-    """Return a PNG of one gray level."""
     buffer = io.BytesIO()
     Image.new("RGB", size, (value % 256,) * 3).save(buffer, "PNG")
     return buffer.getvalue()
