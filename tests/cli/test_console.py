@@ -8,30 +8,18 @@ import pytest
 from vitrail.cli.console import Progress, clock, table
 from vitrail.cli.live import CURVE_WIDTH, MAX_LOSSES, Live, curve, evaluation_line, step_line
 
-ROW = {
-    "step": 120,
-    "steps": 1000,
-    "loss": 1.234,
-    "learning_rate": 3e-4,
-    "images_per_second": 256.0,
-    "image_size": 64,
-    "seconds": 10.0,
-    "seconds_left": 65.0,
-}
+ROW = {"step": 120, "steps": 1000, "loss": 1.234, "learning_rate": 3e-4, "image_size": 64}
+ROW |= {"images_per_second": 256.0, "seconds": 10.0, "seconds_left": 65.0}
 
 
 def test_table_aligns_shortens_and_wraps():
-    assert table([("a", "1,000"), ("[b]", "2")], "lr", ["name", "n"], indent=2) == [
-        "  name      n",
-        "  a     1,000",
-        "  [b]       2",
-    ]
+    lines = table([("a", "1,000"), ("[b]", "2")], "lr", ["name", "n"], indent=2)
+    assert lines == ["  name      n", "  a     1,000", "  [b]       2"]
     (line,) = table([("x" * 100, "12,345")], "lr")
     assert len(line) == 80
     assert line.endswith("…  12,345")
-    first, second = table([("key", "word " * 20)], "lw")
-    assert first == "key  " + "word " * 14 + "word"
-    assert second == "     " + "word " * 4 + "word"
+    wrapped = table([("key", "word " * 20)], "lw")
+    assert wrapped == ["key  " + "word " * 14 + "word", "     " + "word " * 4 + "word"]
     assert table([("bell\a", "1")], "lr") == ["bell?  1"]
 
 
@@ -91,9 +79,7 @@ def test_progress_shows_speed_and_time_left_on_a_terminal(monkeypatch, clock_at,
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_progress_is_a_line_every_half_minute_without_a_terminal(
-    monkeypatch, clock_at, capsys, term
-):
+def test_progress_is_logged_twice_a_minute_without_a_terminal(monkeypatch, clock_at, capsys, term):
     if term == "dumb":
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", term)
@@ -102,12 +88,10 @@ def test_progress_is_a_line_every_half_minute_without_a_terminal(
         clock_at(second)
         progress(2 * second, 1000)
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.splitlines() == [
-        "60 of 1,000 test images, 2.0 images/s, 7:50 left",
-        "120 of 1,000 test images, 2.0 images/s, 7:20 left",
-        "180 of 1,000 test images, 2.0 images/s, 6:50 left",
-    ]
+    lines = ["60 of 1,000 test images, 2.0 images/s, 7:50 left"]
+    lines += [lines[0].replace("60", "120").replace("50", "20")]
+    lines += [lines[0].replace("60", "180").replace("7:50", "6:50")]
+    assert (printed.out, printed.err.splitlines()) == ("", lines)
 
 
 def test_speed_is_of_the_last_seconds_and_of_one_pass(clock_at):

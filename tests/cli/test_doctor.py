@@ -10,16 +10,8 @@ import pytest
 from vitrail.cli import doctor, main
 from vitrail.extras import EXTRAS
 from vitrail.formatting import GIB
-from vitrail.planning.doctor import (
-    Machine,
-    Speeds,
-    cpu_quota,
-    draw_conclusions,
-    find_problems,
-    measure_speeds,
-    memory_limit,
-    requirements,
-)
+from vitrail.planning import doctor as planning
+from vitrail.planning.doctor import cpu_quota, draw_conclusions, find_problems, memory_limit
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,17 +20,9 @@ def package(name, least, version):
     return {"name": name, "least": least, "version": version}
 
 
-PROCESSOR = {
-    "model": "A Processor",
-    "cores": 8,
-    "allowed": 4,
-    "quota": None,
-    "load": 0.3,
-    "threads": 4,
-    "capability": "AVX2",
-    "able": {"AVX2": True, "AVX-512": False},
-}
-HEALTHY = Machine(
+PROCESSOR = {"model": "A Processor", "cores": 8, "allowed": 4, "quota": None, "load": 0.3}
+PROCESSOR |= {"threads": 4, "capability": "AVX2", "able": {"AVX2": True, "AVX-512": False}}
+HEALTHY = planning.Machine(
     vitrail="1.0",
     python="3.12.1",
     system="Linux 6.1, x86_64",
@@ -52,17 +36,10 @@ HEALTHY = Machine(
     disks=[{"what": "runs", "path": "/data/runs", "free": 30 * GIB, "writable": True}],
     environment={"OMP_NUM_THREADS": "4"},
 )
-SPEEDS = Speeds(
-    threads=4,
-    float32=200e9,
-    float32_alone=60e9,
-    bfloat16=50e9,
-    jpeg_simplejpeg=500.0,
-    jpeg_pillow=250.0,
-    precision="float32",
-    reason="this processor has no instructions for bfloat16",
-    parts=4,
-)
+RATES = {"float32": 200e9, "float32_alone": 60e9, "bfloat16": 50e9}
+RATES |= {"jpeg_simplejpeg": 500.0, "jpeg_pillow": 250.0}
+WHY = "this processor has no instructions for bfloat16"
+SPEEDS = planning.Speeds(threads=4, precision="float32", reason=WHY, parts=4, **RATES)
 
 
 def with_processor(**changes):
@@ -78,10 +55,8 @@ def test_report_of_a_healthy_machine():
     lines = list(doctor.report(HEALTHY, SPEEDS, []))
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "No problems found"
-    text = "\n".join(lines)
-    for words in ("pip install 'vitrail[fast]'", "torch uses AVX2", "6.00 GiB free of 16.00 GiB"):
-        assert words in text
-    assert "200.0 GFLOP/s" in text
+    for words in ("'vitrail[fast]'", "torch uses AVX2", "6.00 GiB free", "200.0 GFLOP/s"):
+        assert words in "\n".join(lines)
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -99,18 +74,11 @@ def test_missing_extra_has_its_pip_command(extra):
         (with_processor(threads=1), "one thread", "unset OMP_NUM_THREADS"),
         (with_processor(load=11.5), "load average 11.5", "wait for other processes"),
         (with_disk(free=GIB // 2), "512 MiB free for /data/runs", "pass --out"),
-        (
-            HEALTHY | {"memory": {"total": GIB, "limit": None, "free": GIB // 4}},
-            "256 MiB",
-            "close other programs",
-        ),
-        (
-            HEALTHY | {"extras": {"export": [package("onnx", "1.19", "1.2")]}},
-            "onnx 1.2 is older than 1.19",
-            "--upgrade 'vitrail[export]'",
-        ),
+        (HEALTHY | {"memory": {"total": GIB, "limit": None, "free": GIB // 4}}, "256 MiB", "close"),
+        (HEALTHY | {"extras": {"export": [package("onnx", "1.19", "1.2")]}},
+         "onnx 1.2 is older than 1.19", "--upgrade 'vitrail[export]'"),
     ],
-)
+)  # fmt: skip
 def test_slow_configurations_have_a_remedy(machine, what, remedy):
     (problem,) = find_problems(machine)
     assert what in problem["what"]
@@ -152,16 +120,15 @@ def test_container_limits(tmp_path):
 
 def test_conclusions():
     words = "\n".join(draw_conclusions(HEALTHY, SPEEDS))
-    assert "float32 is fastest here, 4.0 times as fast as bfloat16" in words
-    assert "training uses float32: this processor has no instructions" in words
+    assert "4.0 times as fast as bfloat16" in words
+    assert f"training uses float32: {WHY}" in words
     assert "4 threads are 3.3 times as fast as one" in words
-    assert "training splits each batch into 4 shards" in words
-    assert "decoded by simplejpeg, 2.0 times as fast as Pillow" in words
+    assert "4 shards" in words
+    assert "simplejpeg, 2.0 times as fast as Pillow" in words
     other = SPEEDS | {"bfloat16": 400e9, "threads": 1, "parts": 1, "jpeg_simplejpeg": None}
     words = "\n".join(draw_conclusions(HEALTHY | {"accelerators": ["cuda:0 X, 80 GiB"]}, other))
-    assert "bfloat16 is fastest here, 2.0 times as fast as float32" in words
-    assert "install vitrail[fast]" in words
-    assert "compute device: cuda:0 X, 80 GiB" in words
+    for expected in ("2.0 times as fast as float32", "vitrail[fast]", "cuda:0 X, 80 GiB"):
+        assert expected in words
     assert "threads are" not in words
 
 
@@ -177,9 +144,8 @@ def test_json_report_of_this_machine(capsys):
 
 
 def test_every_speed_is_measured():
-    speeds = measure_speeds(seconds=0.0, width=8, side=16)
-    rates = ("float32", "float32_alone", "bfloat16", "jpeg_pillow")
-    assert min(speeds[name] for name in rates) > 0
+    speeds = planning.measure_speeds(seconds=0.0, width=8, side=16)
+    assert min(speeds[name] for name in RATES if name != "jpeg_simplejpeg") > 0
     assert speeds["parts"] >= 1
     assert speeds["precision"] in ("float32", "bfloat16", "float16")
 
@@ -187,6 +153,6 @@ def test_every_speed_is_measured():
 def test_extras_match_the_package_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert EXTRAS.keys() <= project["optional-dependencies"].keys()
-    assert {p["name"] for p in requirements()["fast"]} == {"simplejpeg"}
+    assert {p["name"] for p in planning.requirements()["fast"]} == {"simplejpeg"}
     named = {re.split(r"[<>=\[;]", line)[0].replace("_", "-") for line in project["dependencies"]}
-    assert {p["name"].replace("_", "-") for p in requirements()[""]} == named
+    assert {p["name"].replace("_", "-") for p in planning.requirements()[""]} == named
