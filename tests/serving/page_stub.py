@@ -18,22 +18,11 @@ LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
 ROLLED = 7  # the pane that rollout is brightest at
 BOX, LAG = [0.0, 0.25, 1.0, 0.5], 0.4
 CONFIDENT = {"sun": 0.97, "moon": 0.02, "star": 0.01}
-MODEL = {
-    "name": "sky",
-    "architecture": "ViT-Mu/4",
-    "classes": ["sun", "moon", "star"],
-    "image_size": [16, 20],
-    "channels": 3,
-    "parameters": 1_234_567,
-    "engine": "torch",
-    "multi_label": False,
-    "conformal": None,
-    "methods": ["relevance", "gradient rollout", "rollout", "last layer"],
-    "layers": LAYERS,
-    "heads": HEADS,
-    "teach": True,
-    "limits": {"bytes": 2_000_000, "pictures": 64, "pixels": 10**7, "seconds": 30.0},
-}
+MODEL = {"name": "sky", "architecture": "ViT-Mu/4", "classes": ["sun", "moon", "star"]}
+MODEL |= {"image_size": [16, 20], "channels": 3, "parameters": 1_234_567, "engine": "torch"}
+MODEL |= {"multi_label": False, "conformal": None, "teach": True, "layers": LAYERS, "heads": HEADS}
+MODEL["methods"] = ["relevance", "gradient rollout", "rollout", "last layer"]
+MODEL["limits"] = {"bytes": 2_000_000, "pictures": 64, "pixels": 10**7, "seconds": 30.0}
 PAGES = {"/": build_page("page.html"), "/docs": build_page("docs.html")}
 SPEC = openapi_document(ROUTES, token=False)
 SPEC["paths"]["/model"]["get"]["parameters"][0]["description"] = "Which <b>one</b>."

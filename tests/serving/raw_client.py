@@ -156,7 +156,6 @@ def raw(path: str, data: bytes, kind: str = "image/jpeg") -> bytes:
 
 
 def form(path: str, pictures: Sequence[bytes], field: str = "pictures") -> bytes:
-    """A request with a multipart form."""
     body = form_body(pictures, field)
     return head(path, len(body), f"multipart/form-data; boundary={BOUNDARY}") + body
 
@@ -184,7 +183,6 @@ def get(path: str) -> bytes:
 
 
 def malformed(requests: list[bytes], draw: random.Random) -> Iterator[bytes]:
-    """Endless malformed requests."""
     buffer = io.BytesIO()
     Image.new("1", (9000, 9000)).save(buffer, "PNG")  # 11 kB that decode to 81 megapixels
     bomb = buffer.getvalue()

@@ -17,14 +17,11 @@ MAX_START_SECONDS = 120.0  # seconds
 
 @dataclass
 class Server:
-    """A running server and its output."""
-
     process: subprocess.Popen
     port: int
     output: Path  # standard output and error
 
     def memory(self) -> int:
-        """Resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
 

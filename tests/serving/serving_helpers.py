@@ -25,7 +25,6 @@ COLORS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
 
 def tiny_model(seed=0):
-    """A ViT with a random head."""
     torch.manual_seed(seed)
     model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
@@ -34,7 +33,6 @@ def tiny_model(seed=0):
 
 
 def encoded_image(color="red", size=(8, 8), format="PNG", seed=0):
-    """A noisy image of one color, encoded."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 55, (*size, 3)) + np.array(COLORS[color])
     buffer = io.BytesIO()
@@ -62,7 +60,6 @@ def make_client(state):
 
 
 def post(client, path="/predict", data=None, headers=()):
-    """Send one image."""
     data = encoded_image() if data is None else data
     return client.post(path, content=data, headers={"content-type": "image/png"} | dict(headers))
 
@@ -122,7 +119,6 @@ def blocked_batcher(state):
 
 
 def wait_for(condition, seconds=60):
-    """Wait until a condition is true, or fail."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -130,10 +126,8 @@ def wait_for(condition, seconds=60):
 
 
 def is_idle(state):
-    """Whether nothing is reserved or in progress."""
     return state.admission.images == state.admission.bytes == state.in_flight == 0
 
 
 def metric(state, name, **labels):
-    """The current value of a Prometheus sample."""
     return state.metrics.registry.get_sample_value(name, labels)

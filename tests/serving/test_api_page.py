@@ -38,6 +38,7 @@ def test_every_asset_is_used():
 
 
 @NEEDS_CHROMIUM
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_every_route_is_drawn_and_can_be_tried(browser, stub):
     stub.reset()
@@ -65,6 +66,7 @@ def test_every_route_is_drawn_and_can_be_tried(browser, stub):
 
 
 @NEEDS_CHROMIUM
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_image_can_be_sent_with_a_token(browser, stub):
     stub.reset()

@@ -13,6 +13,7 @@ from serving_helpers import (
     CLASSES,
     blocked_batcher,
     encoded_image,
+    is_idle,
     make_client,
     make_state,
     metric,
@@ -76,27 +77,18 @@ def test_predictions_match_the_predictor(client):
         assert [g["probability"] for g in got["guesses"]] == close
 
 
-def test_body_may_be_a_single_image(client):
+def test_single_and_unreadable_images(client):
+    """An unreadable image does not fail the others; a request of nothing else is a 422."""
     for kind in ("image/png", "application/octet-stream", None):
         headers = {"content-type": kind} if kind else {}
         response = client.post("/predict", content=encoded_image(), headers=headers)
         assert len(response.json()["answers"]) == 1
-
-
-def test_unreadable_images(client):
-    """One does not fail the others; a request of nothing else is a 422."""
     response = client.post("/predict", files=files(encoded_image(), b"not an image")).json()
     assert [bool(answer["label"]) for answer in response["answers"]] == [True, False]
     assert "not an image" in response["answers"][1]["error"]
     assert "not an image" in error(post(client, data=b"text"), 422)
     several = client.post("/features", files=files(b"text", b"text"))
     assert error(several, 422).startswith("none of 2 images could be read: ")
-
-
-def test_model_is_selected_by_name(client):
-    assert client.get("/models").json() == {"models": ["tiny", "other"]}
-    assert post(client, "/predict?model=other").json()["model"] == "other"
-    assert "did you mean 'other'" in error(client.get("/model?model=othr"), 404)
 
 
 def test_features_match_the_model_and_are_null_for_unreadable_images(client, state):
@@ -108,7 +100,10 @@ def test_features_match_the_model_and_are_null_for_unreadable_images(client, sta
     assert [bool(answer["error"]) for answer in response["answers"]] == [False, True]
 
 
-def test_model_info_discloses_nothing_about_the_machine(client):
+def test_models_are_selected_by_name_and_disclose_nothing_about_the_machine(client):
+    assert client.get("/models").json() == {"models": ["tiny", "other"]}
+    assert post(client, "/predict?model=other").json()["model"] == "other"
+    assert "did you mean 'other'" in error(client.get("/model?model=othr"), 404)
     response = client.get("/model").json()
     assert response["classes"] == list(CLASSES)
     assert response["image_size"] == [8, 8]
@@ -121,15 +116,9 @@ def test_model_info_discloses_nothing_about_the_machine(client):
 
 def test_calibrated_model_returns_sets_and_warns_of_drift():
     model = tiny_model()
-    conformal = Conformal(
-        method="lac",
-        error_rate=0.1,
-        samples=1000,
-        thresholds=(1.0,),
-        edges=tuple(np.linspace(0.4, 0.9, 9)),
-        shares=(0.1,) * 10,
-        head=head_digest(model),
-    )
+    bins = {"edges": tuple(np.linspace(0.4, 0.9, 9)), "shares": (0.1,) * 10}
+    values = {"error_rate": 0.1, "samples": 1000, "thresholds": (1.0,), **bins}
+    conformal = Conformal(method="lac", head=head_digest(model), **values)
     model.metadata = replace(model.metadata, conformal=conformal.to_dict())
     with make_state({"tiny": model}) as state, TestClient(make_app(state)) as client:
         assert client.get("/model").json()["conformal"] == {"method": "lac", "error_rate": 0.1}
@@ -216,7 +205,7 @@ def test_internal_error_is_500_with_traceback_in_the_log(capsys, monkeypatch):
         assert "ZeroDivisionError" in capsys.readouterr().err
         monkeypatch.undo()
         assert post(client).status_code == 200
-    assert state.admission.images == state.admission.bytes == state.in_flight == 0
+    assert is_idle(state)
 
 
 def test_internal_error_of_one_image_does_not_fail_others(monkeypatch):
@@ -237,25 +226,21 @@ def test_internal_error_of_one_image_does_not_fail_others(monkeypatch):
 
 
 def test_security_headers_are_always_sent(client):
-    for response in (client.get("/health"), client.get("/nothing"), client.post("/predict")):
+    pages = [client.get(path) for path in ("/", "/docs")]
+    assert all(page.headers["content-type"].startswith("text/html") for page in pages)
+    others = (client.get("/health"), client.get("/nothing"), client.post("/predict"))
+    for response in (*pages, *others):
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["content-security-policy"].startswith("default-src 'none'")
         assert response.headers["x-frame-options"] == "DENY"
         assert "access-control-allow-origin" not in response.headers
-    for path in ("/", "/docs"):
-        page = client.get(path)
-        assert page.headers["content-type"].startswith("text/html")
-        assert page.headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def test_cross_origin_posts_are_rejected(client):
+def test_cross_origin_posts_are_rejected_unless_allowed(client):
     for headers in ({"origin": "https://elsewhere.example"}, {"sec-fetch-site": "cross-site"}):
         assert "--allow-origin" in error(post(client, headers=headers), 403)
     own = {"origin": "http://testserver", "sec-fetch-site": "same-origin"}
     assert post(client, headers=own).status_code == 200
-
-
-def test_allowed_origins_may_send_requests():
     with make_state(allow_origin=("https://friend.example",)) as state:
         client, method = make_client(state), {"access-control-request-method": "POST"}
         for origin, status, preflight in (("friend", 200, 200), ("foe", 403, 400)):
@@ -268,6 +253,10 @@ def test_allowed_origins_may_send_requests():
 
 
 def test_dns_rebinding_is_rejected():
+    ServerConfig(allow_host=("example.org", "::1", "192.168.0.1"))
+    for name in ("http://example.org", "example.org:80", "a b", ""):
+        with pytest.raises(ConfigError, match=r"such as example\.org, without http:// and port"):
+            ServerConfig(allow_host=(name,))
     with make_state(allow_host=(), allow_teach=True) as state:
         client = TestClient(make_app(state), base_url="http://127.0.0.1:8000")
         host = "127.0.0.1.evil.example:8000"
@@ -301,13 +290,6 @@ def test_accepted_host_headers(options, accepted, rejected):
         for host in (*accepted, *rejected):
             status = client.get("/models", headers={"host": host}).status_code
             assert status == (200 if host in accepted else 403), host
-
-
-def test_allow_host_must_be_host_names():
-    ServerConfig(allow_host=("example.org", "::1", "192.168.0.1"))
-    for name in ("http://example.org", "example.org:80", "a b", ""):
-        with pytest.raises(ConfigError, match=r"such as example\.org, without http:// and port"):
-            ServerConfig(allow_host=(name,))
 
 
 def test_token_is_required_except_for_public_paths():
@@ -370,8 +352,8 @@ def test_log_contains_no_request_content(capsys):
         client.get("/health")
         assert "GET /health" in capsys.readouterr().err
     first, second = map(json.loads, lines)
-    assert first["route"] == "/predict"
-    assert (first["status"], first["pictures"], first["batch"]) == (200, 1, 1)
+    values = [first[key] for key in ("route", "status", "pictures", "batch")]
+    assert values == ["/predict", 200, 1, 1]
     assert first["bytes"] > len(encoded_image())
     assert first["ms"] > 0
     assert second["status"] == 422
@@ -400,11 +382,9 @@ def test_ready_after_warm_up_and_until_shutdown():
 
 @pytest.mark.parametrize(
     ("batch", "limit", "ready", "taken"),
-    [
-        *((0, 2, True, (1, 2)), (16, 99, True, (16,)), (16, 2, True, (8,))),
-        *((0, 0, False, (8,)), (3, 99, True, (3,))),
-    ],
-)
+    [(0, 2, True, (1, 2)), (16, 99, True, (16,)), (16, 2, True, (8,)), (0, 0, False, (8,)),
+     (3, 99, True, (3,))],
+)  # fmt: skip
 def test_warm_up_falls_back_when_out_of_memory(monkeypatch, capsys, batch, limit, ready, taken):
     with make_state(batch=batch) as state:
         served, sizes = state.registry.get(None), []

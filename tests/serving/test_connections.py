@@ -135,18 +135,14 @@ def test_garbage_is_4xx_and_leaves_nothing_behind(state, port):
 
 
 def test_large_responses_are_serialized_in_a_thread():
+    threads, response = [], StatusResponse(status="")
+
     async def scenario():
-        threads = []
+        for size in (10, 10_000):
+            await json_response(lambda: threads.append(threading.get_ident()) or response, size)
 
-        def write():
-            threads.append(threading.get_ident())
-            return StatusResponse(status="")
-
-        await json_response(write, 10)
-        await json_response(write, 10_000)
-        return [thread == threading.get_ident() for thread in threads]
-
-    assert asyncio.run(scenario()) == [True, False]
+    asyncio.run(scenario())
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
 # Slow and absent clients
@@ -259,15 +255,12 @@ def test_disconnected_client_leaves_nothing_behind(sent):
 # HTTP
 
 
-def test_invalid_http_is_400_as_json(port):
+def test_connection_stays_usable(port):
+    """After trailers, a body larger than a head may be, and a rejected body; invalid HTTP is 400,
+    and a client without a Host header is accepted."""
     reply = exchange(port, b"hello, is this a server?\r\n\r\n")
     assert reply.startswith(b"HTTP/1.1 400 ")
     assert reply.endswith(b'{"error":"not a valid HTTP request"}')
-
-
-def test_connection_stays_usable(port):
-    """After trailers, after a body larger than a head may be, after a rejected body; and a client
-    without a Host header is accepted."""
     trailers = CHUNKED_PREDICT + b"checksum: 7\r\n\r\n"
     large = raw("/predict", encoded_image(size=(300, 300)), "image/png")
     assert len(large) > protocol.MAX_HEAD
@@ -278,14 +271,6 @@ def test_connection_stays_usable(port):
     assert exchange(port, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
-def test_trailers_are_not_headers():
-    with served(token="secret") as (_, _, port):
-        trailers = b"authorization: Bearer secret\r\nx-request-id: trailer\r\n\r\n"
-        reply = exchange(port, CHUNKED_PREDICT + trailers, replies=1)
-        assert reply.startswith(b"HTTP/1.1 401 ")
-        assert b"x-request-id: trailer" not in reply
-
-
 def test_trailers_are_limited_like_headers(state, port):
     for trailer in (b"a: " + b"b" * 60_000, b"a: b\r\n" * 10_000):
         reply = exchange(port, CHUNKED_PREDICT, *[trailer] * 400)
@@ -293,7 +278,7 @@ def test_trailers_are_limited_like_headers(state, port):
     wait_for(lambda: is_idle(state))
 
 
-def test_pipelined_requests_are_limited():
+def test_pipelined_requests_are_limited_and_trailers_are_not_headers():
     """The first of thousands are answered in order, then the connection is closed."""
     most = protocol.MAX_PIPELINED
     with served(token="secret") as (_, server, port):
@@ -303,6 +288,10 @@ def test_pipelined_requests_are_limited():
         assert server.server_state.total_requests <= 2 * most
         few = exchange(port, get("/health") * most, replies=most)
         assert few.count(b"HTTP/1.1 200 ") == most
+        trailers = b"authorization: Bearer secret\r\nx-request-id: trailer\r\n\r\n"
+        reply = exchange(port, CHUNKED_PREDICT + trailers, replies=1)
+        assert reply.startswith(b"HTTP/1.1 401 ")
+        assert b"x-request-id: trailer" not in reply
 
 
 def test_invalid_pipelined_request_does_not_get_the_pending_response(state, port):

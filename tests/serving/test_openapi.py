@@ -8,11 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from schemathesis.specs.openapi import checks
 from serving_helpers import make_state
 from starlette.testclient import TestClient
 
@@ -21,20 +17,10 @@ from vitrail.serving.registry import Example
 
 pytestmark = pytest.mark.slow
 
-CHECKS = (
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-)
-FEW = settings(
-    max_examples=6,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+CHECKS = (not_a_server_error, checks.status_code_conformance)
+CHECKS += (checks.content_type_conformance, checks.response_schema_conformance)
+RUN = {"derandomize": True, "database": None, "deadline": None, "phases": [Phase.generate]}
+FEW = settings(max_examples=6, suppress_health_check=list(HealthCheck), **RUN)
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +47,15 @@ def operations():
 def test_responses_conform_to_the_openapi_document(schema, method, path, mode):
     """Valid requests and invalid ones."""
     try:
-        cases = schema[path][method].as_strategy(generation_mode=mode)
-        send_all(cases)
+
+        @given(schema[path][method].as_strategy(generation_mode=mode))
+        @FEW
+        def send(case):
+            case.call_and_validate(checks=CHECKS)
+
+        send()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE  # no invalid request exists
-
-
-def send_all(cases):
-    """Send some of the cases; raise on a failure."""
-
-    @given(cases)
-    @FEW
-    def send(case):
-        case.call_and_validate(checks=CHECKS)
-
-    send()
 
 
 def test_openapi_document_lists_bodies_and_errors(app):

@@ -26,26 +26,29 @@ def metadata_with(data):
     return Metadata(preprocessing=PREPROCESSING, provenance={"data": str(data)})
 
 
-def test_examples_cover_all_classes_of_the_test_split(tmp_path):
+def test_examples_are_spread_over_the_classes_of_the_test_split(tmp_path):
     data = write_colors(tmp_path / "colors.npz", train=30, test=30)
     examples = find_examples(metadata_with(data), "")
     assert [one.label for one in examples] == ["red", "green", "blue"] * 4
     assert {one.media_type for one in examples} == {"image/png"}
     test = open_dataset(data, "test")
     assert any(np.array_equal(decode(examples[0].data), sample.data) for sample in test)
+    many = SimpleNamespace(labels=lambda: np.repeat(np.arange(100), 3))
+    rows = spread_rows(many, 12)
+    assert len(rows) == len({row // 3 for row in rows}) == 12
+    few = SimpleNamespace(labels=lambda: np.array([0, 0, 1]))
+    assert sorted(spread_rows(few, 12)) == [0, 1, 2]
 
 
 def test_small_examples_are_unchanged_and_large_ones_resized(tmp_path):
-    for name, data in {
-        "a": encoded_image("red"),
-        "b": encoded_image("blue", (700, 700), "BMP"),
-    }.items():
+    images = {"a": encoded_image("red"), "b": encoded_image("blue", (700, 700), "BMP")}
+    for name, data in images.items():
         (tmp_path / "set" / name).mkdir(parents=True)
         for n in range(3):
             (tmp_path / "set" / name / f"{n}.png").write_bytes(data)
     examples = find_examples(metadata_with("nowhere"), str(tmp_path / "set"))
     kinds = {one.label: one for one in examples}
-    assert kinds["a"].data == encoded_image("red")
+    assert kinds["a"].data == images["a"]
     assert kinds["b"].media_type == "image/jpeg"  # browsers are not sent a large BMP
     assert len(kinds["b"].data) < 2**18
 
@@ -78,14 +81,6 @@ def test_examples_of_the_models_data_are_shown_on_loopback_only(tmp_path, host, 
         with TestClient(make_app(state)):
             wait_for(lambda: "tiny" in state.examples)
         assert bool(state.examples["tiny"]) is shown
-
-
-def test_example_rows_are_spread_over_classes():
-    many = SimpleNamespace(labels=lambda: np.repeat(np.arange(100), 3))
-    rows = spread_rows(many, 12)
-    assert len(rows) == len({row // 3 for row in rows}) == 12
-    few = SimpleNamespace(labels=lambda: np.array([0, 0, 1]))
-    assert sorted(spread_rows(few, 12)) == [0, 1, 2]
 
 
 def test_examples_are_served_by_number(tmp_path):

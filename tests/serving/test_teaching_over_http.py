@@ -1,4 +1,5 @@
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,16 +30,17 @@ def taught():
     with make_state({"tiny": model}, allow_teach=True) as state:
         served = state.registry.get(None)
         predictor = served.predictor
-        images = [
-            predictor.preprocess(encoded_image(color, seed=50 + n))
-            for color in ("red", "green")
-            for n in range(5)
-        ]
-        values = predictor.forward_features(torch.stack(images)).numpy()
+        data = [encoded_image(color, seed=50 + n) for color in ("red", "green") for n in range(5)]
+        images = torch.stack([predictor.preprocess(each) for each in data])
+        values = predictor.forward_features(images).numpy()
         memory = ProbeMemory.of(model, values, np.repeat([0, 1], 5), ("red", "green"))
         state.add_model("tiny", predictor, memory)
         with TestClient(make_app(state)) as client:
             yield state, client
+
+
+def teach(client, name, color):
+    return client.post(f"/teach?name={name}", files=files(color))
 
 
 def predicted(client, color):
@@ -49,7 +51,7 @@ def test_taught_class_is_predicted_at_once(taught):
     state, client = taught
     before = state.registry.get(None)
     assert client.get("/model").json()["teach"] is True
-    response = client.post("/teach?name=blue", files=files("blue")).json()
+    response = teach(client, "blue", "blue").json()
     assert response["classes"] == ["red", "green", "blue"]
     assert (response["pictures"], response["replaced"], response["engine"]) == (6, False, "torch")
     assert response["accuracy"] > 0.6
@@ -61,7 +63,7 @@ def test_taught_class_is_predicted_at_once(taught):
 
 def test_teaching_again_replaces_the_class_and_reports_unreadable_images(taught):
     state, client = taught
-    client.post("/teach?name=blue", files=files("red"))
+    teach(client, "blue", "red")
     state.pool.max_pixels = 100  # the limit applies to teaching too
     large = encoded_image(size=(20, 20))
     pictures = [*files("blue"), ("pictures", ("broken", b"text")), ("pictures", ("large", large))]
@@ -86,14 +88,14 @@ def test_invalid_teach_request_changes_nothing(taught):
 def test_taught_model_is_saved_as_a_bundle(taught, tmp_path):
     state, client = taught
     state.teach_folders["tiny"] = tmp_path / "kept"
-    client.post("/teach?name=blue", files=files("blue"))
+    teach(client, "blue", "blue")
     kept = vitrail.Predictor(tmp_path / "kept", device="cpu")
     assert kept(encoded_image("blue", seed=90)).label == "blue"
     assert (tmp_path / "kept" / "probe.safetensors").exists()  # it can be taught further
     (tmp_path / "file").write_text("")
     state.teach_folders["tiny"] = tmp_path / "file" / "below"
     before = state.registry.get(None)
-    rejected = client.post("/teach?name=gray", files=files("red"))
+    rejected = teach(client, "gray", "red")
     assert rejected.status_code == 503
     assert str(tmp_path) not in rejected.text
     assert state.registry.get(None) is before
@@ -109,28 +111,25 @@ def test_failed_save_leaves_the_folder_unchanged(taught, tmp_path, monkeypatch, 
     folder = state.teach_folders["tiny"] = tmp_path / "kept"
     folder.mkdir()
     if kept:
-        assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
+        assert teach(client, "blue", "blue").status_code == 200
         (folder / "notes.txt").write_text("unrelated")
     before, served = contents(folder), state.registry.get(None)
 
-    def full(*_):
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(registry, "save", full)  # fails after the memory was saved
-        assert client.post("/teach?name=gray", files=files("red")).status_code == 503
+    with monkeypatch.context() as patch:  # fails after the memory was saved
+        patch.setattr(registry, "save", Mock(side_effect=OSError("no space left on device")))
+        assert teach(client, "gray", "red").status_code == 503
     assert contents(folder) == before
     (folder / "config.json").unlink(missing_ok=True)
     (folder / "config.json").mkdir()  # a directory blocks the move
     before = contents(folder)
-    rejected = client.post("/teach?name=gray", files=files("red"))
+    rejected = teach(client, "gray", "red")
     assert rejected.status_code == 503
     assert "was not added" in rejected.json()["error"]
     assert contents(folder) == before
     assert {path.name for path in folder.iterdir()} == {*before, "config.json"}
     assert state.registry.get(None) is served
     (folder / "config.json").rmdir()
-    assert client.post("/teach?name=gray", files=files("red")).status_code == 200
+    assert teach(client, "gray", "red").status_code == 200
     assert "gray" in vitrail.Predictor(folder, device="cpu").classes
 
 
@@ -138,11 +137,8 @@ def test_taught_model_that_fails_to_load_is_not_saved(taught, tmp_path, monkeypa
     state, client = taught
     folder = state.teach_folders["tiny"] = tmp_path / "kept"
 
-    def fails(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr(registry, "Predictor", fails)
-    assert client.post("/teach?name=blue", files=files("blue")).status_code == 500
+    monkeypatch.setattr(registry, "Predictor", lambda *_, **__: 1 / 0)
+    assert teach(client, "blue", "blue").status_code == 500
     assert not folder.exists()
 
 
@@ -170,7 +166,7 @@ def test_abandoned_thread_does_not_undo_a_later_class(taught):
         thread = threading.Thread(target=teach_slowly)
         thread.start()
         assert started.wait(20)
-    assert client.post("/teach?name=blue", files=files("blue")).status_code == 200
+    assert teach(client, "blue", "blue").status_code == 200
     release.set()
     thread.join(20)
     assert rejected == [503]
@@ -185,9 +181,9 @@ def test_first_class_waits_for_a_second():
         assert notes == []
         state.add_model("bare", served.predictor, memory)
         client = make_client(state)
-        first = client.post("/teach?name=red", files=files("red")).json()
+        first = teach(client, "red", "red").json()
         assert "teach another one" in first["notes"][0]
-        second = client.post("/teach?name=blue", files=files("blue")).json()
+        second = teach(client, "blue", "blue").json()
         assert second["classes"] == ["red", "blue"]
         provenance = state.registry.get(None).predictor.metadata.provenance
         assert provenance["taught"] == ["red", "blue"]

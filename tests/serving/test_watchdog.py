@@ -13,7 +13,6 @@ from raw_client import closed_loop, connect, form, get, raw, run
 from serving_helpers import Gate, encoded_image, is_idle, served, tiny_model, wait_for
 
 import vitrail
-from vitrail.data.decode import open_image
 from vitrail.data.image_headers import read_header
 from vitrail.errors import ConfigError
 from vitrail.serving import batching, protocol
@@ -41,23 +40,25 @@ def gate(release):
     return gate
 
 
-def block_decoding(monkeypatch, state, release):
-    """Block the decoding of STUCK; a semaphore counts how often it has started."""
-    predictor, started = state.registry.get(None).predictor, threading.Semaphore(0)
-    preprocess = predictor.preprocess
+def block(monkeypatch, owner, name, release):
+    """Block a function of image data for STUCK; a semaphore counts how often it has started."""
+    function, started = getattr(owner, name), threading.Semaphore(0)
 
-    def preprocess_slowly(data):
+    def slow(data, **options):
         if data == STUCK:
             started.release()
             assert release.wait(60)
-        return preprocess(data)
+        return function(data, **options)
 
-    monkeypatch.setattr(predictor, "preprocess", preprocess_slowly)
+    monkeypatch.setattr(owner, name, slow)
     return started
 
 
+def block_decoding(monkeypatch, state, release):
+    return block(monkeypatch, state.registry.get(None).predictor, "preprocess", release)
+
+
 def status(port, path):
-    """Status and text of a GET."""
     reply = run(closed_loop(port, [get(path)], clients=1)).replies[0]
     return reply.status, reply.body.decode()
 
@@ -114,15 +115,7 @@ def test_spare_threads_replace_stuck_decoders(state, port, monkeypatch, release)
 def test_stuck_image_of_a_heavy_request_does_not_block_the_batch_thread(
     state, port, monkeypatch, release, path
 ):
-    started = threading.Semaphore(0)
-
-    def open_slowly(data, **options):
-        if data == STUCK:
-            started.release()
-            assert release.wait(60)
-        return open_image(data, **options)
-
-    monkeypatch.setattr(batching, "open_image", open_slowly)
+    started = block(monkeypatch, batching, "open_image", release)
     monkeypatch.setattr(state.registry.get(None), "memory", object() if "teach" in path else None)
     thread, _ = in_background(port, [form(path, [STUCK])])
     assert started.acquire(timeout=20)
@@ -272,15 +265,12 @@ def test_too_many_stuck_threads_fail_liveness_and_stop_the_server(monkeypatch, r
 
 
 def test_one_thread_stuck_for_very_long_stops_the_server(monkeypatch, release):
+    with pytest.raises(ConfigError, match=r"watchdog=10 would abandon.*at least timeout=30"):
+        ServerConfig(watchdog=10)
     with served(timeout=0.1, watchdog=0.1) as (state, server, port):
         block_decoding(monkeypatch, state, release)
         run(closed_loop(port, [raw("/predict", STUCK)], clients=1))
         wait_for(lambda: state.unrecoverable and server.should_exit)
-
-
-def test_watchdog_is_at_least_the_timeout():
-    with pytest.raises(ConfigError, match=r"watchdog=10 would abandon.*at least timeout=30"):
-        ServerConfig(watchdog=10)
 
 
 def test_process_with_stuck_threads_exits_with_status_70(tmp_path):
