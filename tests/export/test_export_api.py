@@ -67,10 +67,7 @@ def test_nothing_is_written_if_outputs_differ(model, tmp_path, monkeypatch):
     for preprocessing in (False, True):
         with pytest.raises(CheckpointError, match=r"differ from the model's by .*nothing was"):
             export_model(model, tmp_path / "model.onnx", preprocessing=preprocessing)
-    assert not list(tmp_path.iterdir())
-
-
-def test_model_with_nan_is_not_written(model, tmp_path):
+    monkeypatch.undo()
     model.head.bias.data[0] = torch.nan
     with pytest.raises(CheckpointError, match="by nan of the largest"):
         export_model(model, tmp_path / "model.onnx")
@@ -82,11 +79,7 @@ def test_model_with_nan_is_not_written(model, tmp_path):
     [
         ("m.pt", {}, r"m.pt does not have the suffix for --to onnx; try .*m.onnx"),
         ("m.onnx", {"to": "torch"}, r"for --to torch; try .*m.pt2"),
-        (
-            "m.pt2",
-            {"to": "torch", "int8": True},
-            "int8 works with --to onnx or html, not with torch",
-        ),
+        ("m.pt2", {"to": "torch", "int8": True}, "int8 works with --to onnx or html, not with"),
         ("m.pt2", {"to": "torch", "preprocessing": True}, "preprocessing works with --to onnx"),
         ("m.onnx", {"data": "images"}, "add --int8, or leave it out"),
         ("m.onnx", {"int8": True, "max_drop": 3}, "max_drop=3 must be a fraction"),
@@ -105,29 +98,16 @@ def test_models_in_training_mode_or_half_precision_are_not_modified(model, tmp_p
     assert training.head.weight.dtype == torch.bfloat16
 
 
-def test_models_without_values_and_foreign_modules_are_rejected(tmp_path):
+def test_models_without_values_foreign_modules_and_unwritable_folders_are_rejected(tmp_path):
     with torch.device("meta"):
         shapes = vitrail.create("ViT-Mu/4")
     with pytest.raises(CheckpointError, match="has no weights to export"):
         export_model(shapes, tmp_path / "model.onnx")
     with pytest.raises(CheckpointError, match="a Linear is not a vitrail model"):
         export_model(torch.nn.Linear(2, 2), tmp_path / "model.onnx")
-
-
-@pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
-def test_missing_library_is_reported_with_the_command_to_install_it(
-    model, tmp_path, monkeypatch, missing
-):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ConfigError, match=rf"ONNX needs {missing}; .*'vitrail\[export\]'"):
-        export_model(model, tmp_path / "model.onnx")
-    assert not list(tmp_path.iterdir())
-
-
-def test_unwritable_folder_is_a_one_line_error(model, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot write"):
-        export_model(model, tmp_path / "file" / "model.onnx")
+        export_model(awake(SMALLEST), tmp_path / "file" / "model.onnx")
 
 
 def test_torch_program_runs_without_vitrail(tmp_path):
@@ -144,7 +124,12 @@ def test_torch_program_runs_without_vitrail(tmp_path):
     assert json.loads(extra[METADATA_FILE])["vitrail"] == vitrail.__version__
 
 
-def test_aotinductor_without_a_compiler_is_rejected(model, tmp_path, monkeypatch):
+def test_missing_library_or_compiler_is_reported(model, tmp_path, monkeypatch):
+    for missing in ("onnx", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, missing, None)
+            with pytest.raises(ConfigError, match=rf"needs {missing}; .*'vitrail\[export\]'"):
+                export_model(model, tmp_path / "model.onnx")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler.*install g\+\+, or export --to"):
@@ -223,9 +208,8 @@ def test_int8_without_labeled_images_is_rejected(trained, tmp_path):
 
 def test_given_data_takes_precedence_and_int8_may_include_preprocessing(trained, tmp_path):
     data = write_colors(tmp_path / "others.npz", test=7)
-    done = export_model(
-        trained, tmp_path / "m.onnx", int8=True, preprocessing=True, data=data, max_drop=1
-    )
+    settings = {"int8": True, "preprocessing": True, "data": data, "max_drop": 1}
+    done = export_model(trained, tmp_path / "m.onnx", **settings)
     assert (done.cost.images, done.cost.data) == (7, str(data))
     assert done.difference < 0.5
     assert open_session(done.path, 1).get_inputs()[0].name == "pixels"

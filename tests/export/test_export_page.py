@@ -39,14 +39,9 @@ def test_script_classifies_an_image(tmp_path, preprocessing):
     for name in ("torch", "vitrail"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n")
     (tmp_path / "script.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "script.py", "model.onnx", "image.png"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    command = [sys.executable, "script.py", "model.onnx", "image.png"]
+    how = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path)}, "timeout": 200}
+    done = subprocess.run(command, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
         image = EvalTransform(preprocessing=settings)(pixels)

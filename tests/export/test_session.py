@@ -53,17 +53,12 @@ def test_engine_of_a_file_equals_the_model(model, content, tmp_path):
     assert (engine.name, engine.channels, engine.num_classes) == ("onnx", 3, 3)
 
 
-def test_engine_takes_the_tensors_that_torch_takes(content):
-    engine = OnnxEngine(content, threads=1)
-    images = torch.randn(2, 3, 8, 8)
+def test_engine_takes_the_tensors_that_torch_takes_and_may_have_no_head(content):
+    engine, images = OnnxEngine(content, threads=1), torch.randn(2, 3, 8, 8)
     transposed = images.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
     assert torch.equal(engine(transposed), engine(images))
-
-
-def test_engine_without_head_returns_features():
-    engine = OnnxEngine(exported("no head"), threads=1)
-    images = torch.randn(1, 3, 8, 8)
-    assert torch.equal(engine(images), engine.features(images))
+    headless = OnnxEngine(exported("no head"), threads=1)
+    assert torch.equal(headless(images), headless.features(images))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +75,9 @@ def test_images_that_do_not_fit_are_rejected_as_by_the_model(kind, shape, messag
         engine(torch.zeros(shape))
 
 
-def test_missing_and_broken_files_are_one_line_errors(content, tmp_path):
+def test_missing_and_unsuitable_files_are_one_line_errors(content, tmp_path):
+    with pytest.raises(CheckpointError, match="without --with-preprocessing"):
+        OnnxEngine(exported("class token", preprocessing=True))
     path = tmp_path / "model.onnx"
     with pytest.raises(CheckpointError, match=r"file not found: .*model\.onnx"):
         OnnxEngine(path)
@@ -110,11 +107,6 @@ def test_files_with_missing_or_invalid_metadata_are_rejected(content, key, text,
             each.value = text
     with pytest.raises(CheckpointError, match=message):
         OnnxEngine(file.SerializeToString())
-
-
-def test_file_with_preprocessing_is_no_engine():
-    with pytest.raises(CheckpointError, match="without --with-preprocessing"):
-        OnnxEngine(exported("class token", preprocessing=True))
 
 
 def test_file_of_version_0_1_is_readable():
@@ -152,10 +144,9 @@ def test_engines_are_cached_by_weights_names_and_kind(model, cache):
 def test_engine_works_without_a_writable_cache(model, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
-    images = torch.randn(1, 3, 8, 8)
+    engine, images = engine_for(model, "onnx"), torch.randn(1, 3, 8, 8)
     with torch.inference_mode():
-        expected = model(images)
-    torch.testing.assert_close(engine_for(model, "onnx")(images), expected, rtol=1e-4, atol=1e-5)
+        close(engine(images), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_engine_with_other_outputs_is_neither_returned_nor_cached(model, cache, monkeypatch):
@@ -163,13 +154,10 @@ def test_engine_with_other_outputs_is_neither_returned_nor_cached(model, cache, 
     monkeypatch.setattr("vitrail.export.onnx.to_onnx", lambda *_, **__: other)
     with pytest.raises(CheckpointError, match="differ from the model's"):
         engine_for(model, "onnx")
-    assert not cache.exists()
-
-
-def test_token_merging_cannot_be_exported(model):
     model.merge = 2
     with pytest.raises(ConfigError, match="token merging cannot be exported"):
         engine_for(model, "onnx")
+    assert not cache.exists()
 
 
 def test_number_of_threads_is_torchs_by_default(content):

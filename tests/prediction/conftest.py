@@ -11,8 +11,6 @@ from vitrail import Metadata, Preprocessing
 
 @pytest.fixture(scope="session")
 def make_model():
-    """Make a model with a random head."""
-
     def make(classes=("ape", "bee", "cat"), **changes):
         torch.manual_seed(0)
         model = vitrail.create(
@@ -35,7 +33,6 @@ def bundle(make_model, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """Seven noise images."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for number in range(7):

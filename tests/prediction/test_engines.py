@@ -22,12 +22,8 @@ CLASSES = ("red", "green", "blue")
 def data(tmp_path_factory):
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("set") / "colors.npz"
-    np.savez(
-        path,
-        x_test=rng.integers(0, 255, (300, 8, 8, 3), np.uint8),
-        y_test=np.arange(300) % 3,
-        class_names=np.array(CLASSES),
-    )
+    images = rng.integers(0, 255, (300, 8, 8, 3), np.uint8)
+    np.savez(path, x_test=images, y_test=np.arange(300) % 3, class_names=np.array(CLASSES))
     return path
 
 
@@ -49,14 +45,11 @@ def test_engines_agree_on_logits_and_features(model):
     close(torch_engine(images), model(images))
 
 
-def test_int8_accuracy_is_measured_before_use(model, data):
+def test_int8_is_measured_before_use_and_rejected_if_inaccurate(model, data, monkeypatch):
     lines = []
     engine = open_with(model, "onnx-int8", lines, data=data, max_drop=0.2)
     assert engine.name == "onnx-int8"
     assert "n=256" in lines[-1]
-
-
-def test_int8_is_rejected_if_inaccurate_or_not_measured(model, data, monkeypatch):
     with pytest.raises(ConfigError, match="must be measured; pass --data"):
         open_with(model, "onnx-int8")
     assert open_with(model, "onnx-int8", max_drop=1.0).name == "onnx-int8"  # without the guard
@@ -102,9 +95,8 @@ def test_auto_skips_engines_that_are_missing_or_cannot_export_the_model(model, m
 
 def test_every_engine_is_timed(model, monkeypatch):
     monkeypatch.setattr(engines, "TIMING_SECONDS", 0.1)
-    throughput = engines.measure_throughput(
-        [open_with(model, "torch"), open_with(model, "onnx")], model
-    )
+    both = [open_with(model, "torch"), open_with(model, "onnx")]
+    throughput = engines.measure_throughput(both, model)
     assert throughput.keys() == {"torch", "onnx"}
     assert all(0 < rate < float("inf") for rate in throughput.values())
 
@@ -122,12 +114,9 @@ def test_incompatible_options_are_rejected(model, choice, changes, reason):
         open_engine(model, choice, guard=AccuracyGuard(), log=print, **changes)
 
 
-def test_file_runs_in_onnxruntime_only():
+def test_files_run_in_onnxruntime_only_and_merging_needs_tokens():
     with pytest.raises(ConfigError, match="leave engine and merge out"):
         Predictor("model.onnx", engine="torch")
-
-
-def test_merging_needs_tokens():
     model = vitrail.create("Mixer-S/32", num_classes=2, image_size=64, depth=1)
     with pytest.raises(ConfigError, match="merge=4 merges the tokens of a Vision Transformer"):
         Predictor(model, merge=4)

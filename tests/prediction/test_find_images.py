@@ -43,7 +43,8 @@ def test_files_folders_and_patterns(folder):
             find(folder / name)
 
 
-def test_standard_input_is_an_image_or_paths():
+def test_standard_input_is_an_image_paths_or_empty():
+    assert find("-") == []
     assert find("-", stdin=PNG) == [NamedImage("standard input", PNG)]
     for between in (b"\n", b"\r\n", b"\0"):
         paths = find("-", stdin=between.join([b"a.jpg", b"with space.jpg", b""]))
@@ -62,7 +63,3 @@ def test_standard_input_is_read_lazily():
 
     images = find_images(["-"], lambda: io.BufferedReader(Endless()))
     assert [next(images) for _ in range(3)] == [Path("x.jpg")] * 3
-
-
-def test_standard_input_may_be_empty():
-    assert find("-") == []

@@ -45,9 +45,13 @@ def test_many_images_have_one_line_each(predict, folder):
     assert [line.split()[0][-5:] for line in lines[1:8]] == [f"{n}.png" for n in range(7)]
     assert max(map(len, lines)) <= 80
     assert "7 images" in lines[-1]
+    status, out, _ = predict(folder, "--threshold", "1")
+    assert status == 0
+    assert "(abstained)" in out
+    assert "7 abstentions" in out
 
 
-def test_json_has_one_line_per_image(predict, bundle, folder):
+def test_json_and_csv_have_the_top_classes_of_each_image(predict, bundle, folder):
     _, out, err = predict(folder, "--json", "--top", "3")
     rows = [json.loads(line) for line in out.splitlines()]
     predictions = vitrail.Predictor(bundle)(sorted(folder.iterdir()))
@@ -58,9 +62,6 @@ def test_json_has_one_line_per_image(predict, bundle, folder):
             assert guess["label"] == expected.label
             assert guess["probability"] == pytest.approx(expected.probability, abs=1e-6)
     assert "7 images" in err
-
-
-def test_csv_has_the_top_classes(predict, folder):
     _, out, _ = predict(folder, "--csv", "--top", "2")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 7
@@ -80,13 +81,6 @@ def test_unreadable_images_are_reported_and_the_status_is_1(predict, folder, tmp
     assert "bad.jpg" in report
     assert "gone.png" in report
     assert str(folder / "4.png")[-20:] in out
-
-
-def test_predictions_below_the_threshold_abstain(predict, folder):
-    status, out, _ = predict(folder, "--threshold", "1")
-    assert status == 0
-    assert "(abstained)" in out
-    assert "7 abstentions" in out
 
 
 def test_features_are_written(predict, bundle, folder, tmp_path):

@@ -1,6 +1,7 @@
 """Predictions for every kind of image, in order, with errors for unreadable ones."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,10 @@ def test_prediction_matches_the_model(predictor, model, folder):
     by_label = {guess.label: guess.probability for guess in prediction.guesses}
     assert list(by_label.values()) == sorted(by_label.values(), reverse=True)
     close(torch.tensor([by_label[name] for name in CLASSES]), probabilities, check_dtype=False)
+    for margin, expected in ((-1e-6, prediction.label), (1e-6, "")):
+        threshold = prediction.probability + margin  # below it, no label is assigned
+        limited = predictor(folder / "0.png", threshold=threshold)
+        assert (limited.label, limited.guesses) == (expected, prediction.guesses)
 
 
 def test_image_may_be_path_bytes_pillow_array_or_tensor(predictor, folder):
@@ -55,18 +60,12 @@ def test_image_may_be_path_bytes_pillow_array_or_tensor(predictor, folder):
     tensor = torch.tensor(pixels.copy()).permute(2, 0, 1)
     for same in (str(path), path.read_bytes(), image, pixels, tensor):
         assert predictor(same).guesses == expected
-
-
-def test_exif_orientation_of_a_pillow_image_is_applied(predictor):
-    pixels = np.random.default_rng(1).integers(0, 255, (6, 12, 3), np.uint8)
-    image = Image.fromarray(pixels)
     exif = image.getexif()
-    exif[274] = 6
+    exif[274] = 6  # the orientation is applied
     file = io.BytesIO()
     image.save(file, "PNG", exif=exif)
-    opened = Image.open(io.BytesIO(file.getvalue()))
-    assert predictor(opened).guesses == predictor(file.getvalue()).guesses
-    assert predictor(opened).guesses != predictor(pixels).guesses
+    turned = predictor(Image.open(file)).guesses
+    assert turned == predictor(file.getvalue()).guesses != expected
 
 
 def test_list_gives_list_in_order_for_any_batch_size(predictor, folder):
@@ -82,7 +81,7 @@ def test_list_gives_list_in_order_for_any_batch_size(predictor, folder):
     assert [each.label for each in predictor(paths)] == [each.label for each in single]
 
 
-def test_stream_continues_past_unreadable_images(predictor, folder):
+def test_unreadable_image_raises_outside_stream_only(predictor, folder):
     images = [b"GIF", folder / "0.png", folder / "none.png", folder / "1.png", b""]
     predictions = list(predictor.stream(images, batch_size=2))
     errors = [bool(prediction.error) for prediction in predictions]
@@ -91,6 +90,9 @@ def test_stream_continues_past_unreadable_images(predictor, folder):
     assert "File not found" in predictions[2].error
     assert predictions[3].guesses == predictor(folder / "1.png").guesses
     assert not any(prediction.label for prediction in predictions if prediction.error)
+    for ask in (predictor, predictor.features):
+        with pytest.raises(DataError, match="image 2: empty file"):
+            ask([np.zeros((9, 9, 3), np.uint8), b""])
 
 
 def test_stream_prefetches_at_most_two_batches(predictor, folder):
@@ -106,13 +108,6 @@ def test_stream_prefetches_at_most_two_batches(predictor, folder):
         next(stream)
     assert len(taken) <= 12
     stream.close()
-
-
-@pytest.mark.parametrize("options", ["call", "features"])
-def test_unreadable_image_raises_outside_stream(predictor, options):
-    ask = predictor if options == "call" else predictor.features
-    with pytest.raises(DataError, match="image 2: empty file"):
-        ask([np.zeros((9, 9, 3), np.uint8), b""])
 
 
 @pytest.mark.parametrize(
@@ -142,19 +137,9 @@ def test_features_are_the_input_of_the_head(predictor, model, folder):
     close(predictor.features(paths[3]), vectors[3])
 
 
-def test_below_the_threshold_no_label_is_assigned(predictor, folder):
-    image = folder / "0.png"
-    confident = predictor(image)
-    assert predictor(image, threshold=confident.probability - 1e-6).label == confident.label
-    uncertain = predictor(image, threshold=confident.probability + 1e-6)
-    assert (uncertain.label, uncertain.guesses) == ("", confident.guesses)
-
-
 def test_multi_label_model_assigns_several_labels(model, folder):
     several = Predictor(model)
-    several.metadata = Metadata(
-        preprocessing=model.metadata.preprocessing, class_names=CLASSES, multi_label=True
-    )
+    several.metadata = replace(model.metadata, multi_label=True)
     probabilities = reference_logits(model, folder / "2.png").sigmoid()
     prediction = several(folder / "2.png", top=1)
     expected = {name for name, chance in zip(CLASSES, probabilities, strict=True) if chance >= 0.5}
@@ -177,13 +162,10 @@ def test_evaluation_uses_the_same_engine(predictor, model, tmp_path):
     assert evaluate(model, path).accuracy == pytest.approx(correct)
 
 
-def test_bundle_is_self_contained(model, bundle, folder):
+def test_bundle_is_self_contained_and_its_preprocessing_can_be_set(model, bundle, folder):
     loaded = Predictor(bundle)
     assert loaded(folder / "0.png").guesses == Predictor(model)(folder / "0.png").guesses
     assert loaded.classes == CLASSES
-
-
-def test_preprocessing_can_be_set_for_a_checkpoint(model, bundle):
     predictor = Predictor(bundle, preprocessing="deit")
     assert predictor.metadata.preprocessing == preset("deit", (8, 8))
     for images in (model, "model.onnx"):
@@ -209,12 +191,12 @@ def test_dropout_is_off_in_every_engine(make_model, folder, engine):
     assert prediction.probability == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize(("options", "merge"), [({}, 1), ({"merge": 0}, 0), ({"merge": 2}, 2)])
-def test_merge_of_the_model_is_kept_unless_overridden(make_model, options, merge):
-    model = make_model()
-    model.merge = 1
-    Predictor(model, **options)
-    assert model.merge == merge
+def test_merge_of_the_model_is_kept_unless_overridden(make_model):
+    for options, merge in (({}, 1), ({"merge": 0}, 0), ({"merge": 2}, 2)):
+        model = make_model()
+        model.merge = 1
+        Predictor(model, **options)
+        assert model.merge == merge
 
 
 def test_images_are_preprocessed_ahead_for_other_devices(model, folder):
