@@ -15,14 +15,10 @@ PATIENCE = 30.0  # seconds; a busy machine takes long
 
 @contextlib.contextmanager
 def started():
-    """A browser."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        args = [
-            "--no-sandbox",
-            "--use-fake-device-for-media-stream",
-            "--use-fake-ui-for-media-stream",
-        ]
+        args = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        args.append("--no-sandbox")
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
         yield browser
         browser.close()
@@ -57,7 +53,6 @@ class Tab:
 
 @contextlib.contextmanager
 def tab(browser, address, path="/", **options):
-    """A tab of its own."""
     own = Tab(browser, **options)
     with own.at(address, path) as page:
         yield page

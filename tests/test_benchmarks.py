@@ -1,5 +1,7 @@
 """`make bench` with made-up measurements: the page, resuming it, growth and memory."""
 
+import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import growth
 import growth_data
 import memory
-import models
 import result_cache
 import run
 import versions
 from curves import Curve, drawing, exponent
-from peers import LIBRARIES
 from timing import claim
 from vitrail.cli import main
 from vitrail.cli.fewshot import Fewshot
@@ -47,18 +47,13 @@ class Bench:
 
         return SimpleNamespace(report=report)
 
-    def run(self, *names, interrupted=False, **texts):
+    def run(self, *names, **texts):
         """Measure as another process would; return the page."""
         self.texts |= texts
         with self.patch.context() as patch:
             patch.setattr(result_cache, "FOLDER", result_cache.FOLDER)
-            if interrupted:
-                self.texts["data"] = KeyboardInterrupt()
-                with pytest.raises(KeyboardInterrupt):
-                    run.main(list(names))
-            else:
-                run.main(list(names))
-        return run.PAGE.read_text(encoding="utf-8") if run.PAGE.exists() else ""
+            run.main(list(names))
+        return run.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -73,8 +68,7 @@ def bench(monkeypatch, tmp_path):
 
 def test_page_has_all_sections_in_order(bench):
     page = bench.run()
-    headings = [line for line in page.splitlines() if line.startswith("## ")]
-    assert headings == ["## Summary", "## Fidelity", "## Models", "## Data"]
+    assert re.findall("^## (.*)", page, re.M) == ["Summary", "Fidelity", "Models", "Data"]
     assert "| Speed | 1.23 times timm | [Models](#models) |" in page
     folder = Path(run.__file__).parent
     assert all((folder / f"{name}.py").exists() for name in run.SECTIONS)
@@ -85,23 +79,19 @@ def test_page_has_all_sections_in_order(bench):
 
 
 def test_interrupted_bench_resumes(bench):
-    assert bench.run(interrupted=True, fidelity="no golden files") == ""
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(fidelity="no golden files", data=KeyboardInterrupt())
+    assert not run.PAGE.exists()
     bench.run("models", data=SECTIONS["data"])  # a section by itself leaves the bench alone
     page = bench.run(fidelity=SECTIONS["fidelity"], data="## Data\n\n901 a second\n")
     # what was missing something is tried again
     assert bench.measured == ["fidelity", "models", "data", "models", "fidelity", "data"]
     assert "exact" in page
     assert "901" in page
-
-
-def test_named_section_is_measured_anew_and_the_rest_stays(bench):
-    bench.run()
-    page = bench.run("data", data="## Data\n\n950 a second\n")
-    assert bench.measured[3:] == ["data"]
-    assert "950" in page
-    assert "900" not in page
+    page = bench.run("data", data="## Data\n\n950 a second\n")  # the others stay
+    assert bench.measured[6:] == ["data"]
     assert "exact" in page
-    assert page.count("## Data") == 1
+    assert re.findall(r"\d+ a second|## Data", page) == ["## Data", "950 a second"]
 
 
 @pytest.mark.parametrize(
@@ -118,29 +108,14 @@ def test_section_that_misses_something_keeps_its_text(bench, capsys, lacking):
     assert "data: flowers.tar is not" in capsys.readouterr().out
 
 
-def test_claim_of_a_table_is_about_its_fastest_peer(monkeypatch):
-    def made_up(calls, *, rounds):
-        return {name: [2.0, 2.0] for name in calls} | {"vitrail": [1.0, 1.0], "timm": [1.5, 1.5]}
-
-    monkeypatch.setattr(models, "interleave", made_up)
-    monkeypatch.setattr(models, "forward_call", lambda *_: None)
-    monkeypatch.setattr(models, "LIBRARIES", dict.fromkeys(LIBRARIES, lambda shape: None))
-    lines = models.table("small, forward", models.Shape(8, 4, 8, 1, 1, 16, 3), 1, 1)
-    (found,) = run.CLAIM.findall("\n".join(lines))
-    assert found[0] == "small, forward, the fastest peer"
-    assert found[1].startswith("timm takes 1.50 times vitrail's time; ")
-    assert found[1].endswith("of the matrix-product limit")
-
-
 # Growth
 
 
-def curve(what, sizes, power):
-    rounds = [[factor * size**power for size in sizes] for factor in (1.0, 1.1, 0.9)]
-    return Curve(what, sizes, rounds, "ms")
-
-
 def test_table_and_figure_of_exponents():
+    def curve(what, sizes, power):
+        rounds = [[factor * size**power for size in sizes] for factor in (1.0, 1.1, 0.9)]
+        return Curve(what, sizes, rounds, "ms")
+
     sizes = [1, 2, 5, 10, 40]
     for power in (0.0, 1.0, 2.0, 3.5):
         assert exponent(sizes, [7 * size**power for size in sizes]) == pytest.approx(power)
@@ -151,13 +126,9 @@ def test_table_and_figure_of_exponents():
     names = ("opening", "memory", "first batch")
     data = tuple(curve(name, growth_data.IMAGE_COUNTS, n / 4) for n, name in enumerate(names))
     rows = [line for line in growth.page(panels, data) if line.startswith("| ")]
-    assert len({line.count("|") for line in rows}) == 1
     assert len(rows) == 1 + 2 * len(growth.SWEEPS) + 3
-    found = dict(run.CLAIM.findall("\n".join(growth.claims(panels, data))))
-    assert list(found.values()) == [
-        "time 1.50, memory 1.00",
-        "opening 0.00, memory 0.25, first batch 0.50",
-    ]
+    found = dict(run.CLAIM.findall("\n".join(growth.claims(panels, data)))).values()
+    assert [*found] == ["time 1.50, memory 1.00", "opening 0.00, memory 0.25, first batch 0.50"]
     batch = next(line for line in rows if line.startswith("| images in a batch | time"))
     assert batch.split(" | ")[3:6] == ["1.50 (1.50 to 1.50)", "1.00", "1"]
     groups = panels | {"data": data}
@@ -173,9 +144,7 @@ def test_opening_and_a_first_batch_are_measured(tmp_path):
     (path,) = growth_data.write_tars(tmp_path, [200])
     assert len(open_dataset(path)) == 200
     opening, memory, first = growth_data.numbers(path)
-    assert opening > 0
-    assert memory >= 0
-    assert first > 0
+    assert min(opening, memory + 1, first) > 0
 
 
 # Memory
@@ -214,12 +183,10 @@ def test_memory_page_states_the_largest_peak_of_each_claim(monkeypatch, tmp_path
 
 
 def test_seconds_per_image_leave_out_the_first_step(tmp_path):
-    rows = [
-        f'{{"step": {step}, "loss": 1, "epoch": {step / 4}, "seconds": {seconds}}}'
-        for step, seconds in ((1, 10), (2, 18), (3, 19), (4, 49))
-    ]
-    rows.append('{"step": 4, "test/accuracy": 1, "epoch": 1.0, "seconds": 99}')
-    (tmp_path / memory.METRICS).write_text("\n".join(rows))
+    times = enumerate((10, 18, 19, 49), 1)
+    rows = [{"step": n, "loss": 1, "epoch": n / 4, "seconds": seconds} for n, seconds in times]
+    rows.append({"step": 4, "test/accuracy": 1, "epoch": 1.0, "seconds": 99})
+    (tmp_path / memory.METRICS).write_text("\n".join(map(json.dumps, rows)))
     assert memory.per_image(tmp_path) == 8 / (memory.TRAIN_IMAGES * 0.25)
 
 

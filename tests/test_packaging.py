@@ -83,13 +83,9 @@ def test_wheel_contains_every_file():
     assert {".toml", ".html", ".css", ".js", ".tar", ""} <= {path.suffix for path in files}
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout")
-    done = subprocess.run(
-        ["git", "-c", "core.excludesFile=", "check-ignore", "--no-index", "--stdin"],
-        input="\n".join(str(path.relative_to(ROOT)) for path in files),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = ["git", "-c", "core.excludesFile=", "check-ignore", "--no-index", "--stdin"]
+    listed = "\n".join(str(path.relative_to(ROOT)) for path in files)
+    done = subprocess.run(command, input=listed, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")  # 1: none is ignored
 
 

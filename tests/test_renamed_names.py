@@ -15,9 +15,7 @@ from vitrail.training.callbacks import OLD_NAMES
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("Answer", "Prediction"),
-        ("Facts", "Metadata"),
-        ("Guard", "AccuracyGuard"),
+        *(("Answer", "Prediction"), ("Facts", "Metadata"), ("Guard", "AccuracyGuard")),
         ("open_source", "open_dataset"),
     ],
 )

@@ -70,8 +70,6 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 class Recorder(Callback):
-    """Records all events."""
-
     def __init__(self):
         self.lines, self.rows, self.evaluations = [], [], []
 

@@ -1,21 +1,5 @@
-"""The files that the pages speak of, as small as they can be, under the names they have there.
+"""The files that the pages mention, as small as possible: datasets, checkpoints and runs."""
 
-pictures/            flowers, a folder for each class; every fourth is in the wrong one
-photos/              new pictures; thumbs/ and fists/ in it are for teaching
-runs/pictures        a model that was trained on pictures/ for a moment, and its copies
-runs/lora            a run with LoRA from ViT-B_16.npz
-runs/stopped         a run that was interrupted
-taught/              a model that remembers what it was taught
-builtin/             what builtin:vit-photos stands for: a model without a head
-hub/                 what hf:… stands for: a folder as transformers writes it
-ViT-B_16.npz         Google's format; ViT-L_16.npz is the same
-model.safetensors    timm's; deit-ti16/ is the same as a folder
-fashion_mnist.npz    arrays
-flowers5_160.tar     pictures/ in a tar, with train and val
-birds.toml, …        what the pages themselves show
-"""
-
-import io
 import os
 import shutil
 import signal
@@ -43,12 +27,13 @@ SHOWN = {"birds.toml": "docs/recipes.md", "tasks.toml": "docs/vtab.md"}  # file:
 
 
 def build(folder: Path) -> None:
-    """Fill an empty folder."""
     with chdir(folder):
         write_pictures()
         write_archive(Path("flowers5_160.tar"))
         write_arrays(Path("fashion_mnist.npz"))
-        write_texts()
+        for name, page in SHOWN.items():  # with the few flowers here
+            (block,) = blocks(ROOT / page, "toml")
+            Path(name).write_text(block.text.replace(BUILTIN, "pictures/"), encoding="utf-8")
         write_weights()
         train_models()
         for name in ("docs", "imagenet"):
@@ -56,6 +41,7 @@ def build(folder: Path) -> None:
 
 
 def write_pictures() -> None:
+    """Flowers, every fourth in the folder of another class; photos; images to teach."""
     rng = np.random.default_rng(0)
     names = list(COLORS)
     for place, name in enumerate(names):
@@ -84,13 +70,11 @@ def write_archive(path: Path) -> None:
         for place, file in enumerate(sorted(Path("pictures").glob("*/*.jpg")))
     }
     rows = [f"{name},{name.split('/')[0]},{name.split('/')[1]}" for name in files]
-    contents = {"labels.csv": "\n".join(["file,split,class", *rows]).encode()}
-    contents |= {name: file.read_bytes() for name, file in files.items()}
+    Path("labels.csv").write_text("\n".join(["file,split,class", *rows]))
     with tarfile.open(path, "w") as tar:
-        for name, data in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+        for name, file in {"labels.csv": Path("labels.csv"), **files}.items():
+            tar.add(file, name)
+    Path("labels.csv").unlink()
 
 
 def write_arrays(path: Path) -> None:
@@ -102,13 +86,6 @@ def write_arrays(path: Path) -> None:
         pixels = rng.integers(0, 100, (count, 28, 28)) + 30 * labels[:, None, None]
         arrays |= {f"x_{split}": pixels.astype(np.uint8), f"y_{split}": labels}
     np.savez(path, **arrays)
-
-
-def write_texts() -> None:
-    """The files whose text stands in a page; hands are replaced by the few flowers here."""
-    for name, page in SHOWN.items():
-        (block,) = blocks(ROOT / page, "toml")
-        Path(name).write_text(block.text.replace(BUILTIN, "pictures/"), encoding="utf-8")
 
 
 def write_weights() -> None:
@@ -126,16 +103,13 @@ def write_weights() -> None:
 
 def train_models() -> None:
     """A run that came to its end, one that did not, and a model with a memory."""
-    settings: dict[str, Any] = {
-        "model": {"name": "ViT-Mu/4", "image_size": 32, "patch_size": 8},
-        "optim": {"kind": "adamw", "learning_rate": 3e-3, "warmup_steps": 1},
-        "batch_size": 8,
-    }
+    optim = {"kind": "adamw", "learning_rate": 3e-3, "warmup_steps": 1}
+    tuned: dict[str, Any] = {"optim": optim, "batch_size": 8}
+    settings = tuned | {"model": {"name": "ViT-Mu/4", "image_size": 32, "patch_size": 8}}
     vitrail.train("pictures/", "runs/pictures", steps=30, **settings)
     for name in COPIES:
         shutil.copytree("runs/pictures", name)
     vitrail.train("pictures/", "runs/stopped", steps=4, callback=Interruption(), **settings)
-    tuned = {"batch_size": 8, "optim": settings["optim"]}
     vitrail.train("pictures/", "runs/lora", start="ViT-B_16.npz", steps=2, lora=2, **tuned)
     places = {name: f"pictures/{name}" for name in COLORS}
     vitrail.teach("hub", places, "taught", only=True)
@@ -143,7 +117,5 @@ def train_models() -> None:
 
 
 class Interruption(Callback):
-    """Ctrl-C after the first step."""
-
     def on_step(self, row: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)

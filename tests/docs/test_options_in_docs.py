@@ -16,16 +16,8 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 FOREIGN = {
     *("--constraint", "--editable", "--index-url", "--all", "--exclude", "--exclude-editable"),
     *("--nproc-per-node", "--max-restarts", "--nnodes", "--node-rank", "--master-addr"),
-    *(
-        "--master-port",
-        "--data-binary",
-        "--rm",
-        "--now",
-        "--local-dir",
-        "--kills",
-        "--svg",
-        "--seconds",
-    ),
+    *("--master-port", "--data-binary", "--rm", "--now", "--local-dir", "--kills", "--svg"),
+    "--seconds",
 }
 
 

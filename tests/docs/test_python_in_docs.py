@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from doc_pages import ROOT, Block, blocks, pages
+from doc_pages import ROOT, blocks, pages
 
 import vitrail
 
@@ -16,26 +16,20 @@ NOT_RUN = {
     "http://127.0.0.1:8000/predict": "it needs a server: tests/serving/test_serving_docs.py",
 }
 # What is printed, and what is run: the same, only smaller.
-SMALLER = {
-    'create("ViT-B/16"': 'create("ViT-Ti/16"',
-    '"builtin:sign-digits"': '"pictures/"',
-    "minutes=3": "steps=2",
-    "minutes=5": "steps=2",
-    "minutes=10": "steps=2",
-    "epochs=20": "steps=2",
-    "epochs=4": "steps=2",
-}
-
-
-def to_run(block: Block) -> bool:
-    return not any(words in block.text for words in NOT_RUN)
+SMALLER = {'create("ViT-B/16"': 'create("ViT-Ti/16"', '"builtin:sign-digits"': '"pictures/"'}
+SMALLER |= dict.fromkeys(
+    ("minutes=3", "minutes=5", "minutes=10", "epochs=20", "epochs=4"), "steps=2"
+)
 
 
 FOUND = {page.relative_to(ROOT).as_posix(): blocks(page, "python") for page in pages()}
-RUN = {page: found for page, all in FOUND.items() if (found := [*filter(to_run, all)])}
+RUN = {
+    page: [block for block in found if not any(words in block.text for words in NOT_RUN)]
+    for page, found in FOUND.items()
+}
 
 
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", [page for page, found in RUN.items() if found])
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, here, capsys):
     names: dict[str, object] = {"__name__": "page"}
     for block in RUN[page]:
@@ -46,11 +40,8 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, here, capsys):
         exec(code, names)
 
 
-def test_every_reason_not_to_run_a_block_is_needed():
+def test_reasons_are_needed_and_the_page_about_python_uses_every_public_name():
     for words in NOT_RUN:
         assert any(words in block.text for found in FOUND.values() for block in found)
-
-
-def test_the_page_about_python_uses_every_public_name():
     used = set(re.findall(r"vitrail\.(\w+)", "".join(b.text for b in FOUND["docs/python.md"])))
     assert sorted(set(vitrail.__all__) - used) == []

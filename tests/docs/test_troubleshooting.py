@@ -14,7 +14,8 @@ ENOUGH = 12  # letters of a message that are fixed; less could be anything
 MESSAGES = [found[1].strip() for found in QUOTED.findall(PAGE.read_text(encoding="utf-8"))]
 
 
-def patterns() -> list[re.Pattern[str]]:
+@pytest.fixture(scope="module")
+def known() -> list[re.Pattern[str]]:
     """Every text in the source that is long enough to be unambiguous."""
     found = set()
     for path in (ROOT / "src").rglob("*.py"):
@@ -50,19 +51,11 @@ def parts_of(node: ast.AST, constants: dict[str, str]) -> list[str | None]:
     return []
 
 
-@pytest.fixture(scope="module")
-def known() -> list[re.Pattern[str]]:
-    return patterns()
-
-
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_is_worded_as_the_code_words_it(message, known):
     assert any(pattern.fullmatch(message) for pattern in known)
 
 
-def test_a_message_that_nobody_says_would_be_noticed(known):
+def test_other_messages_would_be_noticed_and_thirty_are_explained(known):
     assert not any(pattern.fullmatch("Dataset not found, sorry") for pattern in known)
-
-
-def test_thirty_messages_are_explained():
     assert len(set(MESSAGES)) >= 30
