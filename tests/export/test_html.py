@@ -34,7 +34,10 @@ from vitrail.probing.teach import ProbeMemory, fit_head
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))  # the hostile images
 
-BROWSER = resources.files("vitrail") / "export" / "browser"
+pytestmark = pytest.mark.slow
+
+WASM = resources.files("vitrail") / "export" / "browser" / "kernels.wasm"
+KERNELS = base64.b64encode(WASM.read_bytes()).decode()
 NAMES = ("sun", "moon", "star")
 # One kind for each operation that has a kernel, or a case of its own.
 KINDS = ["distillation", "map", "swiglu", "relative, registers", "conv stem", "gray", "hybrid"]
@@ -73,7 +76,6 @@ def encoded(pixels, kind="PNG", **settings):
 
 
 def photo(height, width, seed=0):
-    """A smooth image with some noise."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / 9
     waves = [128 + 90 * np.sin(x * rng.uniform(0.3, 2) + y * rng.uniform(0.3, 2)) for _ in range(3)]
@@ -88,7 +90,6 @@ def model_with_classes(kind="class token", size=8, **changes):
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_compute_what_onnxruntime_computes(kind, scripts):
     program = compile_model(awake(CONFIGS[kind]), int8=kind == "swiglu")
@@ -105,12 +106,7 @@ def test_kernels_compute_what_onnxruntime_computes(kind, scripts):
           const outputs = engine.run(images);
           return Object.fromEntries(Object.entries(outputs).map(([k, v]) => [k, [...v]]));
         }""",
-        [
-            text_of((BROWSER / "kernels.wasm").read_bytes()),
-            text_of(program.weights),
-            plain,
-            images.flatten().tolist(),
-        ],
+        [KERNELS, text_of(program.weights), plain, images.flatten().tolist()],
     )
     assert outputs.keys() == expected.keys()
     for key, values in expected.items():
@@ -122,7 +118,7 @@ def test_kernels_keep_their_own_memory(scripts):
         """async (wasm) => { const memory = new WebAssembly.Memory({ initial: 4 });
           const { instance } = await WebAssembly.instantiate(bytes(wasm), { env: { memory } });
           return instance.exports.__heap_base.value; }""",
-        text_of((BROWSER / "kernels.wasm").read_bytes()),
+        KERNELS,
     )
     assert exports <= FIRST_ADDRESS
 
@@ -130,11 +126,8 @@ def test_kernels_keep_their_own_memory(scripts):
 def configs():
     yield from ((name, preset(name, (24, 24))) for name in PRESETS)
     for name in ("lanczos", "bicubic", "nearest"):
-        antialias = name == "lanczos"
-        yield (
-            f"{name}, {antialias=}",
-            Preprocessing(size=(20, 30), interpolation=name, antialias=antialias),
-        )
+        how = {"interpolation": name, "antialias": name == "lanczos"}
+        yield name, Preprocessing(size=(20, 30), **how)
     yield "padded", Preprocessing(size=(40, 40), resize="short-side", resize_to=(16, 16))
     yield "gray", Preprocessing(size=(16, 16), mean=(0.4,), std=(0.3,))
 
@@ -153,11 +146,8 @@ def test_preprocessing_equals_pythons(name, how, scripts):
               [...preprocess(await decode(new Blob([bytes(data)])), how, channels).values]""",
             [text_of(data), how.to_dict(), len(how.mean)],
         )
-        steps = (
-            np.abs(np.array(values) - expected)
-            * 255
-            * np.repeat(how.std, how.size[0] * how.size[1])
-        )
+        steps = np.abs(np.array(values) - expected) * 255
+        steps *= np.repeat(how.std, how.size[0] * how.size[1])
         assert steps.max() < (1e-3 if exact else 1.001), (height, width)
         assert (steps > 0.5).mean() < (1e-9 if exact else 0.015)  # torch's float32
 
@@ -177,9 +167,8 @@ def test_images_of_every_kind_decode_to_the_right_pixels(scripts):
         assert each.difference(pixels) <= max(each.tolerance, 1), name
     svg = b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"
     jpeg = odd["jpeg"].data
-    segments = (
-        jpeg[:2] + 2000 * b"\xff\xe1\0\x02" + jpeg[2:]
-    )  # Chromium's time is quadratic in them
+    # Chromium's time is quadratic in segments.
+    segments = jpeg[:2] + 2000 * b"\xff\xe1\0\x02" + jpeg[2:]
     for data in (b"", svg, b"GIF89a", segments):
         message = scripts.evaluate(
             "(data) => decode(new Blob([bytes(data)])).catch((error) => error.message)",
@@ -188,18 +177,14 @@ def test_images_of_every_kind_decode_to_the_right_pixels(scripts):
         assert message.startswith("it is damaged, or of a format that this browser does not know")
 
 
-def memory_of(rows, labels, classes):
-    model = model_with_classes()
-    return model, ProbeMemory.of(model, rows, labels, [f"class {i}" for i in range(classes)])
-
-
 @pytest.mark.parametrize(("count", "classes"), [(9, 3), (14, 2), (40, 3), (3, 3)])
 def test_ridge_head_equals_pythons(count, classes, scripts):
     """More and fewer rows than the 16 features; one row for each class."""
     rng = np.random.default_rng(count)
     labels = np.arange(count) % classes
     rows = (rng.normal(size=(count, 16)) + labels[:, None] * rng.normal(size=16)).astype(np.float32)
-    model, memory = memory_of(rows, labels, classes)
+    model = model_with_classes()
+    memory = ProbeMemory.of(model, rows, labels, [f"class {i}" for i in range(classes)])
     taught, chosen, accuracy = fit_head(model, memory)
     tensors = {key: getattr(memory, key).tolist() for key in ("counts", "owners", "rows", "sums")}
     plain = tensors | {"width": 16, "l2": memory.l2, "temperature": memory.temperature}
@@ -220,18 +205,10 @@ def test_ridge_head_equals_pythons(count, classes, scripts):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    model = model_with_classes(image_size=16, depth=3)
-    model.metadata = Metadata(preprocessing=preset("deit", (16, 16)), class_names=NAMES)
-    calibrated = Conformal(
-        method="raps",
-        error_rate=0.1,
-        samples=50,
-        thresholds=(0.7, 1.052, 1.21),  # all three sum to 1.2, give or take rounding
-        abstain=(0.6,),
-        edges=(0.5,),
-        shares=(0.5, 0.5),
-        head=head_digest(model),
-    )
+    model = model_with_classes(size=16, image_size=16, depth=3)
+    bins = {"abstain": (0.6,), "edges": (0.5,), "shares": (0.5, 0.5), "head": head_digest(model)}
+    limits = (0.7, 1.052, 1.21)  # all three sum to 1.2, give or take rounding
+    calibrated = Conformal(method="raps", error_rate=0.1, samples=50, thresholds=limits, **bins)
     model.metadata = replace(model.metadata, conformal=calibrated.to_dict())
     path = tmp_path_factory.mktemp("page") / "classifier.html"
     return model, export_model(model, path, to="html")
@@ -251,14 +228,11 @@ def page(shared, exported):
 
 
 def give(page, to, *images):
-    files = [
-        {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
-        for number, data in enumerate(images)
-    ]
+    kind = {"mimeType": "image/png"}
+    files = [{"name": f"{n}.png", "buffer": data, **kind} for n, data in enumerate(images)]
     page.locator(to).set_input_files(files)
 
 
-@pytest.mark.slow
 @NEEDS_CHROMIUM
 def test_page_predicts_what_the_predictor_predicts(page, exported):
     images = [encoded(photo(20 + i, 40 - i, seed=i)) for i in range(12)]
@@ -281,7 +255,6 @@ def test_page_predicts_what_the_predictor_predicts(page, exported):
     assert "(error rate 10 %)" in page.locator("#sentence").text_content()
 
 
-@pytest.mark.slow
 @NEEDS_CHROMIUM
 def test_photos_and_pasted_images_are_classified(page):
     page.locator("#photograph").click()
@@ -302,7 +275,6 @@ def test_photos_and_pasted_images_are_classified(page):
     assert page.locator("#picture").get_attribute("alt") == "pasted.png"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["class token", "mean", "map"])
 def test_attention_equals_the_servers(kind, browser, tmp_path):
     from vitrail.serving.registry import attention
@@ -320,9 +292,8 @@ def test_attention_equals_the_servers(kind, browser, tmp_path):
             }}""",
             text_of(data),
         )
-    assert {k: shown[k] for k in ("grid", "layers", "heads", "lag")} == {
-        k: expected[k] for k in ("grid", "layers", "heads", "lag")
-    }
+    keys = ("grid", "layers", "heads", "lag")
+    assert [shown[key] for key in keys] == [expected[key] for key in keys]
     assert np.allclose(shown["box"], expected["box"], atol=1e-4)
     assert np.allclose(shown["peaks"], expected["peaks"], atol=2e-3)
     for key in ("maps", "rollout"):
@@ -330,7 +301,6 @@ def test_attention_equals_the_servers(kind, browser, tmp_path):
         assert np.abs(values[0].astype(int) - values[1]).max() <= 3
 
 
-@pytest.mark.slow
 @NEEDS_CHROMIUM
 def test_taught_classes_are_in_the_downloaded_page_and_head(page, exported, browser, tmp_path):
     images = {
@@ -380,7 +350,6 @@ def test_taught_classes_are_in_the_downloaded_page_and_head(page, exported, brow
             until_text(other, "headline", "^4 classes$")
 
 
-@pytest.mark.slow
 @NEEDS_CHROMIUM
 def test_backbone_without_classes_is_taught_in_the_page(browser, tmp_path):
     """As of `builtin:vit-photos`: a convolutional stem, class token and mean, float16 weights."""
@@ -455,17 +424,13 @@ def test_page_requests_nothing_and_names_no_host(exported):
     assert exported[1].difference < 5e-3
 
 
-def test_class_names_cannot_end_the_script():
+def test_class_names_cannot_end_the_script_and_unsuitable_options_are_one_line(tmp_path):
     model = model_with_classes()
     evil = "</script><script>alert(1)</script>"
     model.metadata = Metadata(preprocessing=preset("deit", (8, 8)), class_names=(evil, "b", "c"))
     page, _, _ = build_page(model, title="<b>&")
     assert evil not in page
     assert "<title>&lt;b>&amp;</title>" in page
-
-
-def test_unsuitable_options_are_one_line(tmp_path):
-    model = model_with_classes()
     for settings, message in (
         ({"to": "html", "preprocessing": True}, "preprocessing works with --to onnx"),
         ({"to": "onnx", "examples": "images"}, "examples works with --to html"),

@@ -1,26 +1,19 @@
 """The attention browser, in a browser."""
 
 import re
-import shutil
 
 import numpy as np
 import pytest
 
+from browser_tab import NEEDS_CHROMIUM, Tab, started
 from vitrail.inspection.images import Box
 from vitrail.inspection.inspect import ImageInspection, Inspection
 from vitrail.reports.inspection import inspection_page
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
 TOKENS = 1 + ROWS * COLUMNS
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed"),
-    pytest.mark.timeout(60),
-    pytest.mark.slow,
-]
+pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(60), pytest.mark.slow]
 
 
 def token(row, column):
@@ -70,29 +63,16 @@ def report(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tab():
-    """One tab for all tests, its console messages, and its requests."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    messages, requests = [], []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        yield page, messages, requests
-        browser.close()
+    with started() as browser:
+        yield Tab(browser)
 
 
 @pytest.fixture
 def page(tab, report):
-    """The report, freshly opened; there may be no message and no request."""
-    page, messages, requests = tab
-    requests.clear()
-    page.set_viewport_size({"width": 1280, "height": 900})
-    page.goto(report.as_uri())
-    yield page
-    assert messages == []
-    assert [url for url in requests if not url.startswith("data:")] == [report.as_uri()]
+    """The report, freshly opened; at the end, there may be no message and no request."""
+    tab.page.set_viewport_size({"width": 1280, "height": 900})
+    with tab.at(report.as_uri(), "") as page:
+        yield page
 
 
 def status(page):
@@ -143,16 +123,14 @@ def test_query_layer_and_head(page):
     assert button.get_attribute("aria-pressed") == "true"
 
 
-def test_arrow_keys_move_the_query(page):
+def test_keyboard_moves_the_query_and_reaches_everything(page):
     click_patch(page, 1, 1)
     places = []
     for key in ("ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp", "ArrowUp", "ArrowUp"):
         page.keyboard.press(key)
-        places.append(re.findall(r"patch row (\d), column (\d)", status(page))[0])
-    assert places == [("1", "2"), ("2", "2"), ("2", "1"), ("1", "1"), ("0", "1"), ("0", "1")]
-
-
-def test_keyboard_reaches_everything(page):
+        places.append("".join(re.findall(r"patch row (\d), column (\d)", status(page))[0]))
+    assert places == ["12", "22", "21", "11", "01", "01"]
+    page.locator(".prefix button").click()
     page.locator(".choose button").first.focus()
     seen = []
     for _ in range(6):
@@ -167,13 +145,17 @@ def test_keyboard_reaches_everything(page):
     assert "patch row 2, column 2" in status(page)
 
 
-def test_click_in_the_overview(page):
+def test_click_in_the_overview_and_on_a_phone(page):
     box = page.locator(".all").bounding_box()
     place = {"x": box["width"] * 2.5 / 3, "y": box["height"] * 1.5 / 3}  # mean, head 0, head 1
     page.locator(".all").click(position=place)
     assert status(page).startswith("layer 1, head 1:")
-    assert page.locator("input.layer").input_value() == "1"
-    assert page.locator("input.head").input_value() == "1"
+    values = [page.locator(f"input.{name}").input_value() for name in ("layer", "head")]
+    assert values == ["1", "1"]
+    page.set_viewport_size({"width": 390, "height": 800})  # no horizontal scrolling
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    click_patch(page, 3, 4)
+    assert "patch row 3, column 4" in status(page)
 
 
 def test_another_image_has_its_own_attention(page):
@@ -188,10 +170,3 @@ def test_another_image_has_its_own_attention(page):
         assert page.locator(".prefix button").text_content() == shares[-1]
     assert page.locator(".stage img").get_attribute("alt") == "second"
     assert shares[0] != shares[1]
-
-
-def test_phone_needs_no_horizontal_scrolling(page):
-    page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    click_patch(page, 3, 4)
-    assert "patch row 3, column 4" in status(page)

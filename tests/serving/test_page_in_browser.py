@@ -43,11 +43,8 @@ def page(shared, stub):
 
 
 def give(page, *files, to="#files"):
-    """Choose images with a file input."""
-    named = [
-        {"name": f"{number}.png", "mimeType": "image/png", "buffer": data}
-        for number, data in enumerate(files or (encoded_image(),))
-    ]
+    kind, files = {"mimeType": "image/png"}, files or (encoded_image(),)
+    named = [{"name": f"{n}.png", "buffer": data, **kind} for n, data in enumerate(files)]
     page.locator(to).set_input_files(named)
 
 
@@ -59,21 +56,13 @@ def result(page):
 
 def brightest(page, expected):
     """Wait until the brightest patch of the overlay is the expected one."""
-    until(
-        page,
-        f"(i) => {{ const panes = ({PANES})(), least = Math.min(...panes);"
-        "return panes.some(Boolean) && panes.indexOf(least) === i"
-        " && panes.filter((v) => v === least).length === 1; }",
-        arg=expected,
-    )
+    script = f"(i) => {{ const panes = ({PANES})(), least = Math.min(...panes);"
+    script += "return panes.some(Boolean) && panes.indexOf(least) === i"
+    until(page, script + " && panes.filter((v) => v === least).length === 1; }", arg=expected)
 
 
 def look(page, view):
     page.locator(f"#looking input[value={view}]").check(force=True)
-
-
-def slide(page, name, value):
-    page.locator(f"#{name}").fill(str(value))
 
 
 # Predictions
@@ -198,9 +187,9 @@ def test_sliders_select_layer_and_head(page):
     assert page.locator("#layer").is_hidden()
     look(page, "layer")
     brightest(page, 5)  # the last layer; of all heads the one with the largest attention
-    slide(page, "layer", 2)
+    page.locator("#layer").fill("2")
     brightest(page, 3)
-    slide(page, "head", 1)
+    page.locator("#head").fill("1")
     brightest(page, 2)
     assert page.locator("output[for=layer]").text_content() == "2 of 3"
     assert page.locator("#head").get_attribute("aria-valuetext") == "1 of 2"
@@ -221,7 +210,7 @@ def test_explanation_of_a_class(page, stub):
     page.locator("#method").select_option("gradient rollout")
     until_text(page, "explained", "Highlighted")
     assert stub.requests("/explain")[-1][2]["method"] == "gradient rollout"
-    slide(page, "shade", 50)
+    page.locator("#shade").fill("50")
     assert page.locator("#lit").evaluate("(image) => image.style.opacity") == "0.5"
     moon.click()  # once more removes it
     assert page.locator("#lit").is_hidden()
@@ -252,7 +241,7 @@ def test_errors_are_shown_as_sentences(page, stub, status, text, sentence):
         until_text(page, "headline", "^sun$")
 
 
-def test_overloaded_server_is_retried(page, stub):
+def test_overloaded_server_is_retried_and_unreachable_one_reported(page, stub):
     stub.errors["/predict"] = [(503, "too many wait")] * 3
     give(page)
     assert result(page)[0] == "sun"
@@ -261,12 +250,9 @@ def test_overloaded_server_is_retried(page, stub):
     give(page)
     until_text(page, "headline", "failed")
     assert result(page)[1] == "The server is overloaded: too many wait"
-
-
-def test_unreachable_server_is_reported(page):
     page.route("**/predict*", lambda route: route.abort())
     give(page)
-    assert result(page)[1] == "The server does not respond. Is it still running?"
+    until_text(page, "sentence", r"^The server does not respond. Is it still running\?$")
     page.unroute("**/predict*")
     page.locator("#again").click()
     until_text(page, "headline", "^sun$")
