@@ -21,27 +21,12 @@ from vitrail.training.checkpoint import load_state, save_state
 from vitrail.training.optim import Adafactor, Muon
 
 SIZE, CLASSES, BATCH, STEPS, HALF = 8, 3, 8, 8, 4
-VIT = VitConfig(
-    depth=2,
-    width=32,
-    mlp_width=33,  # does not split into two
-    heads=2,
-    patch_size=4,
-    image_size=SIZE,
-    num_classes=CLASSES,
-    qkv_bias=False,  # the gradient of a key's bias is rounding alone, which Adam would blow up
-)
+COMMON = {"depth": 2, "patch_size": 4, "image_size": SIZE, "num_classes": CLASSES}
+# 33 does not split into two; the gradient of a key's bias is rounding, which Adam would blow up.
+VIT = VitConfig(width=32, mlp_width=33, heads=2, qkv_bias=False, **COMMON)
 MODELS = {
     "checkpointed": VIT,
-    "mixer": MixerConfig(
-        depth=2,
-        width=8,
-        tokens_mlp=5,
-        channels_mlp=12,
-        patch_size=4,
-        image_size=SIZE,
-        num_classes=CLASSES,
-    ),
+    "mixer": MixerConfig(width=8, tokens_mlp=5, channels_mlp=12, **COMMON),
     "bit": BitConfig(blocks=(1, 1), width_factor=1, num_classes=CLASSES),
 }
 
@@ -161,9 +146,7 @@ class Run:
         return logits
 
     def averaged(self) -> dict[str, torch.Tensor]:
-        return {
-            name: distributed.full_tensor(tensor).clone() for name, tensor in self.average.items()
-        }
+        return {k: distributed.full_tensor(v).clone() for k, v in self.average.items()}
 
 
 def whole_run(setup: Setup, strategy: str, folder: Path) -> dict:
@@ -171,11 +154,8 @@ def whole_run(setup: Setup, strategy: str, folder: Path) -> dict:
     run = Run(setup, strategy)
     first = run.train(0, HALF)
     run.save(folder, HALF)
-    result = {
-        "logits": run.evaluate(),
-        "weights": distributed.gather_state_dict(run.objective),
-        "average": run.averaged(),
-    }
+    weights = distributed.gather_state_dict(run.objective)
+    result = {"logits": run.evaluate(), "weights": weights, "average": run.averaged()}
     return result | {"losses": first + run.train(HALF, STEPS)}
 
 
@@ -214,6 +194,7 @@ def gradient_norms() -> dict:
 
 def collectives() -> dict:
     rank = distributed.rank()
+    weights = distributed.gather_state_dict(objective_of(VIT))
     return {
         "rank": rank,
         "size": distributed.world_size(),
@@ -223,8 +204,7 @@ def collectives() -> dict:
         "none": distributed.all_reduce_any(False),
         "objects": distributed.all_gather_object(f"from {rank}"),
         "first": distributed.broadcast_object(f"from {rank}"),
-        "weights on rank 0 only": bool(distributed.gather_state_dict(objective_of(VIT)))
-        == (rank == 0),
+        "weights on rank 0 only": bool(weights) == (rank == 0),
     }
 
 
