@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrail"
@@ -51,11 +52,11 @@ FREE_OF_TORCH = {
 LONGEST_FILE = 700
 
 
+@cache
 def files():
     """Every module: its path in the package, its part, and the modules it imports."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        place = path.relative_to(PACKAGE)
-        yield place.as_posix(), place.parts[0].removesuffix(".py"), imports(path)
+    places = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))]
+    return [(p.as_posix(), p.parts[0].removesuffix(".py"), imports(PACKAGE / p)) for p in places]
 
 
 def imports(path):

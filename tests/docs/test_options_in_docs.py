@@ -12,12 +12,12 @@ from vitrail.cli import COMMANDS, main
 MENTIONED = re.compile(r"`(?:\w+=\S+ )*vitrail ([a-z]+)([^`]*)`")
 TAKEN = re.compile(r"^\| `vitrail ([a-z]+)((?: [A-Z][A-Z=]+)*)", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
-# Of other programs: pip, torchrun, curl, docker, systemctl, hf, and scripts of this repository.
+# Of pip, pip-audit, torchrun, curl, docker, systemctl, hf, and scripts of this repository.
 FOREIGN = {
     *("--constraint", "--editable", "--index-url", "--all", "--exclude", "--exclude-editable"),
     *("--nproc-per-node", "--max-restarts", "--nnodes", "--node-rank", "--master-addr"),
     *("--master-port", "--data-binary", "--rm", "--now", "--local-dir", "--kills", "--svg"),
-    "--seconds",
+    *("--seconds", "--no-deps", "--disable-pip"),
 }
 
 
