@@ -14,18 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reproduction.jobs import (
-    PROBE,
-    RESULT,
-    Job,
-    digest,
-    open_data,
-    open_probe,
-    probe_split,
-    read_result,
-    run_job,
-    shrink,
-)
+from reproduction import jobs as module
+from reproduction.jobs import PROBE, RESULT, Job, digest, open_data, read_result, run_job, shrink
 from reproduction.runner import Runner
 from tiny_runs import SETTINGS, Recorder, write_colors
 from vitrail.errors import ConfigError, DataError
@@ -60,12 +50,9 @@ def finished(colors, tmp_path_factory):
         ("fine", 1): Job(data=colors, settings=fine, start=first, images=30),
     }
     names, progress = [], []
-    runner = Runner(
-        tmp_path_factory.mktemp("runner"),
-        2,
-        on_result=lambda name, result: names.append(name),
-        on_progress=lambda *state: progress.append(state),
-    )
+    calls = {"on_result": lambda name, result: names.append(name)}
+    calls["on_progress"] = lambda *state: progress.append(state)
+    runner = Runner(tmp_path_factory.mktemp("runner"), 2, **calls)
     return runner, jobs, runner.results(jobs), names, progress
 
 
@@ -86,16 +73,10 @@ def test_equal_jobs_run_once_and_starts_run_first(finished):
 def test_digest_depends_on_everything(job, tmp_path):
     more = str(write_colors(tmp_path / "more.npz", train=63, test=24))
     other_test = str(write_colors(tmp_path / "test.npz", train=60, test=27))
-    others = [
-        replace(job, data=other_test),
-        changed(job, seed=1),
-        changed(job, steps=9),
-        replace(job, images=30),
-        replace(job, test_images=6),
-        replace(job, data=more),
-        replace(job, start=job),
-        replace(job, start=changed(job, seed=1)),
-    ]
+    changes = [{"data": other_test}, {"data": more}, {"images": 30}, {"test_images": 6}]
+    changes += [{"start": job}, {"start": changed(job, seed=1)}]
+    others = [replace(job, **change) for change in changes]
+    others += [changed(job, seed=1), changed(job, steps=9)]
     assert len({digest(one) for one in [job, *others]}) == len(others) + 1
     assert digest(job) == digest(replace(job))
 
@@ -154,7 +135,7 @@ def test_half_of_the_classes_is_a_dataset_of_its_own(tmp_path):
 
 def test_the_probe_is_evaluated_on_other_images_than_it_is_fitted_to(job):
     test = open_data(job).held_out["test"]
-    pool, rest = probe_split(test)
+    pool, rest = module.probe_split(test)
     assert (len(pool), len(rest)) == (8, len(test) - 8)
     names = {pool.name(index) for index in range(8)}
     assert not names & {rest.name(index) for index in range(len(rest))}
@@ -162,16 +143,14 @@ def test_the_probe_is_evaluated_on_other_images_than_it_is_fitted_to(job):
 
 def test_probes_compare_models_on_other_datasets(job, tmp_path, monkeypatch):
     monkeypatch.setitem(PROBE, "shots", 2)
-    others = tuple(
-        str(write_colors(tmp_path / f"{name}.npz", train=30, test=12)) for name in ("a", "b")
-    )
+    others = tuple(str(write_colors(tmp_path / name)) for name in ("a.npz", "b.npz"))
     probed = replace(job, probes=others)
     assert digest(probed) != digest(job) != digest(replace(job, probes=others[:1]))
     assert run_job(probed, tmp_path / "run")
     draws = json.loads((tmp_path / "run" / RESULT).read_text())["draws"]
     assert len(draws) == 2 * PROBE["draws"]
     assert read_result(tmp_path / "run").fewshot == pytest.approx(np.mean(draws))
-    pool, test = open_probe(others[0])
+    pool, test = module.open_probe(others[0])
     assert (len(pool), len(test)) == (30, 12)
 
 
@@ -191,70 +170,34 @@ def test_images_are_shrunk_once(tmp_path, monkeypatch):
 
 
 LONG = """
-import signal
-import sys
+import signal, sys
 from pathlib import Path
-sys.path[:0] = [{tests!r}, {root!r}]
-from reproduction.jobs import Job
+sys.path[:0] = sys.argv[1:3]
 from reproduction.runner import Runner
-from tiny_runs import SETTINGS
-from dataclasses import replace
+from test_jobs import long_job
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # however the tests were started
-    settings = replace(SETTINGS, steps={steps}, save_minutes=0.002)
-    two = [replace(settings, seed=seed) for seed in range(2)]
-    jobs = {{("long", one.seed): Job(data={data!r}, settings=one) for one in two}}
-    print(len(Runner(Path({out!r}), 2).results(jobs)), flush=True)
+    jobs = {("long", seed): long_job(sys.argv[4], seed) for seed in range(2)}
+    Runner(Path(sys.argv[3]), 2).results(jobs)
 """
 
 
-def start(script, jobs):
-    """Start the script and wait for the checkpoint of a job."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
-    process = subprocess.Popen(
-        [sys.executable, script], env=environment, stderr=subprocess.PIPE, start_new_session=True
-    )
-    deadline = time.monotonic() + 200
-    while not any(has_checkpoint(folder) for folder in folders(jobs)):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
-    return process
+def long_job(data, seed):
+    return Job(data=data, settings=replace(SETTINGS, steps=40, save_minutes=0.002, seed=seed))
 
 
-def has_checkpoint(folder):
-    return has_state(folder) and (folder / "config.json").exists()  # saved after a step
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_interrupted_jobs_resume_and_workers_end(how, colors, tmp_path):
-    script, out = tmp_path / "long.py", tmp_path / "runner"
-    tests = Path(__file__).parents[1]
-    paths = {"tests": str(tests), "root": str(tests.parent)}
-    script.write_text(LONG.format(**paths, steps=40, data=colors, out=str(out)))
-    process = start(script, out / "jobs")
-    process.send_signal(how)  # to the parent only
-    process.communicate(timeout=200)
-    deadline = time.monotonic() + 60
-    while workers_of(process.pid):
+def wait_for(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    job = Job(data=colors, settings=long_settings(0))
-    if how == signal.SIGINT:  # workers save a checkpoint
-        assert any(has_checkpoint(folder) for folder in folders(out / "jobs"))
-        return
-    resumed = [folder for folder in folders(out / "jobs") if has_checkpoint(folder)]
-    seeds = {digest(replace(job, settings=long_settings(seed))): seed for seed in range(2)}
-    log = Recorder()
-    again = replace(job, settings=long_settings(seeds[resumed[0].name]))
-    assert run_job(again, resumed[0], callback=log)
-    assert any(line.startswith("resumed at step") for line in log.lines)
-    assert read_result(resumed[0]) is not None
 
 
-def long_settings(seed):
-    return replace(SETTINGS, steps=40, save_minutes=0.002, seed=seed)
+def checkpoints(jobs):
+    """Return the folders of jobs that have saved a checkpoint after a step."""
+    folders = list(jobs.iterdir()) if jobs.exists() else []
+    return [path for path in folders if has_state(path) and (path / "config.json").exists()]
 
 
 def workers_of(session):
@@ -269,5 +212,26 @@ def workers_of(session):
     return found
 
 
-def folders(path):
-    return list(path.iterdir()) if path.exists() else []
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_interrupted_jobs_resume_and_workers_end(how, colors, tmp_path):
+    here, out = Path(__file__).parent, tmp_path / "runner"
+    (tmp_path / "long.py").write_text(LONG)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, (here, here.parent)), *sys.path])
+    words = [str(here), str(here.parents[1]), str(out), colors]
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "long.py", *words], env=environment, start_new_session=True
+    )
+    wait_for(lambda: checkpoints(out / "jobs") or process.poll() is not None, 200)
+    process.send_signal(how)  # to the parent only
+    process.communicate(timeout=200)
+    wait_for(lambda: not workers_of(process.pid), 60)
+    first = checkpoints(out / "jobs")[0]
+    if how == signal.SIGKILL:
+        jobs, log = (
+            {digest(job): job for job in (long_job(colors, s) for s in range(2))},
+            Recorder(),
+        )
+        assert run_job(jobs[first.name], first, callback=log)
+        assert any(line.startswith("resumed at step") for line in log.lines)
+        assert read_result(first) is not None
