@@ -22,19 +22,20 @@ OPTIONS += ["--machine.precision", "float32"]  # some CPUs would choose bfloat16
 OPTIONS += ["--mix.cutmix=0", "--optim.clip-norm=1", "--evaluate-every=1", "--average=0.9"]
 
 
+def launch(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script or module in two processes."""
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 200}
+    return subprocess.run([sys.executable, *several, *words], **options)
+
+
 def train(data: Path, out: Path, *more: str, processes: int = 2, command: str = "train") -> None:
     args = [command, str(data), "--out", str(out), *more]
     if processes == 1:
         assert main(args) == 0
         return
-    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run(
-        [sys.executable, *several, "-m", "vitrail", *args],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = launch("-m", "vitrail", *args)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -87,15 +88,8 @@ def test_run_resumes_with_fewer_processes_after_a_kill(alone, tmp_path):
     data, one = alone
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     args = ["train", str(data), "--out", str(tmp_path / "run"), *OPTIONS]
-    done = subprocess.run(
-        [sys.executable, *launch, *args, "--machine.strategy", "fsdp"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
-        capture_output=True,
-        timeout=200,
-    )
-    assert done.returncode != 0
+    assert launch(str(script), *args, "--machine.strategy", "fsdp").returncode != 0
     train(data, tmp_path / "run", "--resume", processes=1)
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-5)
 
