@@ -53,6 +53,11 @@ LONGEST_FILE = 700
 
 
 @cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def files():
     """Every module: its path in the package, its part, and the modules it imports."""
     places = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))]
@@ -61,7 +66,7 @@ def files():
 
 def imports(path):
     names = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -142,7 +147,7 @@ def test_code_and_docs_use_the_terms_of_the_field():
         for match in PRIVATE_WORDS.finditer(KEPT.sub("", path.read_text(encoding="utf-8")))
     ]
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             names = [getattr(node, key, None) for key in ("id", "attr", "arg", "name")]
             words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", " ".join(filter(None, names)))
             if PRIVATE_NAMES & {word.lower() for word in words}:

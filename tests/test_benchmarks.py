@@ -111,6 +111,7 @@ def test_section_that_misses_something_keeps_its_text(bench, capsys, lacking):
 # Growth
 
 
+@pytest.mark.slow
 def test_table_and_figure_of_exponents():
     def curve(what, sizes, power):
         rounds = [[factor * size**power for size in sizes] for factor in (1.0, 1.1, 0.9)]

@@ -88,6 +88,7 @@ def test_models_lists_it(capsys):
     assert (row["name"], row["image_size"]) == ("builtin:vit-photos", 32)
 
 
+@pytest.mark.slow
 def test_finetune_and_fewshot_start_from_it(photos, tmp_path, capsys):
     tuned = tmp_path / "tuned"
     assert main(["finetune", str(photos), "--steps", "2", "--out", str(tuned)]) == 0

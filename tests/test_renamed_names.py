@@ -25,6 +25,7 @@ def test_renamed_names_warn_and_are_the_new_ones(old, new):
     assert old not in vitrail.__all__
 
 
+@pytest.mark.slow
 def test_renamed_attributes_of_results(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     colors = write_colors(tmp_path / "colors.npz")

@@ -182,6 +182,7 @@ def test_pickles_run_no_code(tmp_path):
     assert not target.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", ["members", "expansion", "header"])
 def test_zip_bombs_are_rejected_before_they_are_unpacked(tmp_path, bomb):
     path = tmp_path / "model.npz"
