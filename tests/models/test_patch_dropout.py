@@ -87,6 +87,7 @@ def test_patch_dropout_follows_the_seed_also_with_checkpointing(config16):
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.slow
 def test_patch_dropout_compiles_without_graph_breaks(config16):
     model = random_model(config16.change(depth=1, patch_dropout=0.5)).train()
     torch.compiler.reset()

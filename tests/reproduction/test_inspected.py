@@ -136,6 +136,7 @@ def test_verdicts_of_areas_locality_and_distances():
         assert list(inspected.distance_parts(10 * np.array(pixels)).values()) == holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "figures"), {"figure6": 1, "figure7": 3, "figure10": 1, "figure11": 1}.items()
 )
@@ -149,12 +150,14 @@ def test_a_report_has_figures_numbers_and_a_verdict(name, figures, reports):
     assert json.dumps(json_value(report.data), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_constant_predictions_cannot_be_explained(reports):
     report = reports["figure6"]  # of a head that is zero
     assert report.data["leads"][0].value == 0
     assert report.verdict == "inconclusive"
 
 
+@pytest.mark.slow
 def test_a_grid_in_the_position_embeddings_is_detected(tmp_path, datasets):
     model = tiny_vit(0)
     lines = torch.eye(4).repeat_interleave(2, dim=1)  # (4, 8): one-hot of a row or column
