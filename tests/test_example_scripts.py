@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitrail
+from vitrail.checkpoints import builtin
 from vitrail.models.config import PositionKind
 
 pytestmark = pytest.mark.slow
@@ -90,6 +92,9 @@ def test_tutorial(tmp_path, capsys, monkeypatch):
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(builtin, "FOLDER", tmp_path / "builtin")  # with a tiny model
+    tiny = vitrail.create("ViT-Mu/4", image_size=32, patch_size=8, num_classes=0)
+    vitrail.save(tiny, tmp_path / "builtin" / "vit-photos")
     names = {}
     for number, cell in enumerate(cells):
         exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
