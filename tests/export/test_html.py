@@ -362,6 +362,7 @@ def test_backbone_without_classes_is_taught_in_the_page(browser, tmp_path):
     }
     with Tab(browser, offline=True).at((tmp_path / "page.html").as_uri(), "") as page:
         until_text(page, "headline", "^No classes yet$")
+        assert page.locator("#batch").is_hidden()
         give(page, "#files", images["red"][0])
         until_text(page, "sentence", "There are no classes yet; add two below.")
         for name, files in images.items():  # the form is open
@@ -370,6 +371,7 @@ def test_backbone_without_classes_is_taught_in_the_page(browser, tmp_path):
             page.locator("#teach form button").click()
             until_text(page, "learned", f"^Added “{name}”")
         until_text(page, "headline", "red")  # the image is classified again
+        assert page.locator("#batch").is_visible()
         with page.expect_download() as download:
             page.get_by_text("Download the head").click()
         download.value.save_as(tmp_path / "probe.safetensors")

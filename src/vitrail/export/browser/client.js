@@ -161,6 +161,7 @@ const ANSWERS = {
     if (classes.length < 2) notes.push("add a second class to classify images");
     else useClasses(classes);
     find("keep").hidden = classes.length < 2;
+    find("batch").hidden = !about.classes.length;
     return { notes, errors };
   },
 };

@@ -49,7 +49,7 @@ async function runBatch({ target }) {
   }
 }
 
-find("teach").before(make("details", { id: "batch", className: "box" },
+find("teach").before(make("details", { id: "batch", className: "box", hidden: !about.classes.length },
   make("summary", {}, "Many images to a CSV file"),
   make("label", {}, "Images ", make("input", { id: "many", type: "file", accept: "image/*", multiple: true, onchange: runBatch })),
   make("p", { id: "batched", className: "soft", role: "status" })));
