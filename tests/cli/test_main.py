@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from vitrail.checkpoints import builtin
 from vitrail.cli import COMMANDS, GROUPS, SWITCHES, changed_options, main
 from vitrail.cli.completion import INSTALL, script
 from vitrail.cli.console import LOG_INTERVAL, Progress, verbosity
@@ -309,7 +310,11 @@ def test_demo_trains_and_draws_and_is_status_130_if_stopped(tmp_path, monkeypatc
     words = ["demo", "--out", str(tmp_path / "demo")]
     assert main([*words, "--minutes", "0.01"]) == 0
     assert (tmp_path / "demo" / "attention.png").stat().st_size > 1000
-    assert re.search(r"^test accuracy \d+\.\d % \(n=409, ", capsys.readouterr().out, re.MULTILINE)
+    out = capsys.readouterr().out
+    assert re.search(r"^test accuracy \d+\.\d % \(n=409, ", out, re.MULTILINE)
+    for few in ("built-in model", "raw pixels"):
+        row = rf"^{few}, 5 images per class +50 +\d+\.\d ± \d+\.\d %$"
+        assert bool(re.search(row, out, re.MULTILINE)) == bool(builtin.references())
     configs = []
     result = trainer.Result(folder=tmp_path, step=1, seconds=1.0, finished=False)
     monkeypatch.setattr(trainer, "run", lambda config, *_, **__: configs.append(config) or result)
