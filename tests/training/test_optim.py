@@ -8,7 +8,7 @@ from vitrail.errors import ConfigError
 from vitrail.models.config import BitConfig, MixerConfig
 from vitrail.models.vit import build
 from vitrail.training.config import OptimSettings, Settings
-from vitrail.training.loop import TrainState, optimizer_step
+from vitrail.training.loop import DivergedError, TrainState, optimizer_step
 from vitrail.training.optim import (
     EMA,
     Muon,
@@ -350,17 +350,35 @@ def test_skipped_float16_step_does_not_update_the_ema(gradient):
     average = EMA(dict(model.named_parameters()), decay=0.5)
     before = {name: value.clone() for name, value in average.values.items()}
     perturb(model)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, gradient)
-    state = TrainState(
+    state = float16_state(model, average)
+    step_with_gradient(state, gradient)
+    same = all(torch.equal(average.values[name], value) for name, value in before.items())
+    assert same == (gradient == torch.inf)
+
+
+def test_float16_run_diverges_after_many_skipped_steps():
+    state = float16_state(layers())
+    for gradients in ([torch.nan] * 19, [1.0], [torch.inf] * 19):  # a good step starts over
+        for gradient in gradients:
+            step_with_gradient(state, gradient)
+    with pytest.raises(DivergedError, match="20 steps in a row skipped in float16"):
+        step_with_gradient(state, torch.nan)
+    step_with_gradient(state, torch.nan)  # a rolled back run may skip steps again
+
+
+def float16_state(model, ema=None):
+    return TrainState(
         objective=model,
         wrapped=model,
         optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
         schedule=Schedule(settings=Settings(), length=1),
-        ema=average,
+        ema=ema,
         scaler=torch.amp.GradScaler("cpu", init_scale=1.0),
     )
+
+
+def step_with_gradient(state, gradient):
+    for parameter in state.objective.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
     state.scaler.scale(torch.ones(()))  # as the loss was
     optimizer_step(state, torch.ones(()), [])
-    same = all(torch.equal(average.values[name], value) for name, value in before.items())
-    assert same == (gradient == torch.inf)

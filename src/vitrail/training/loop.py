@@ -34,6 +34,7 @@ Prepare = Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[object]]
 
 MAX_BATCH = 128
+MAX_SKIPPED = 20  # consecutive float16 steps; from its initial 65,536, the scale is then below 0.1
 TIMED_PASSES = 2
 EVALUATION_OVERHEAD = 1.3  # of an evaluation over its forward passes: data loading
 
@@ -48,6 +49,7 @@ class TrainState:
     schedule: Schedule
     ema: EMA | None = None
     scaler: torch.amp.GradScaler | None = None  # float16 only
+    skipped: int = 0  # consecutive steps whose gradients overflowed in float16
     step: int = 0
     lr_scale: float = 1.0  # halved when the run is rolled back after divergence
 
@@ -139,8 +141,8 @@ def train_step(
 def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tensor:
     """Clip gradients and update the weights, unless loss or gradients are not finite.
 
-    In float16, gradients overflow occasionally: the step is skipped, and the scale is halved.
-    Returns the gradient norm.
+    In float16, gradients overflow occasionally: the step is skipped, and the scale is halved, up to
+    `MAX_SKIPPED` times in a row. Returns the gradient norm.
     """
     scaler = state.scaler
     if scaler:
@@ -150,7 +152,9 @@ def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tenso
         state.wrapped.parameters(), state.schedule.settings.optim.clip_norm
     )
     finite = bool(torch.isfinite(norm))  # the same on all processes, unlike the loss
-    diverged = distributed.all_reduce_any(not bool(torch.isfinite(loss)) or not (finite or scaler))
+    state.skipped = 0 if finite else state.skipped + 1
+    overflowed = not finite and (scaler is None or state.skipped >= MAX_SKIPPED)
+    diverged = distributed.all_reduce_any(overflowed or not bool(torch.isfinite(loss)))
     if finite and not diverged:
         for optimizer in state.optimizers:
             scaler.step(optimizer) if scaler else optimizer.step()
@@ -158,11 +162,14 @@ def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tenso
             state.ema.update()
     for optimizer in state.optimizers:
         optimizer.zero_grad(set_to_none=True)
-    if diverged:
-        message = f"loss {float(loss):g}, gradient norm {float(norm):g}"
-        raise DivergedError(message, state.step, indices)
     if scaler:
         scaler.update() if finite else scaler.update(scaler.get_scale() / 2)
+    if diverged:
+        message = f"loss {float(loss):g}, gradient norm {float(norm):g}"
+        if state.skipped > 1:
+            message += f", {state.skipped} steps in a row skipped in float16"
+        state.skipped = 0
+        raise DivergedError(message, state.step, indices)
     return norm
 
 
