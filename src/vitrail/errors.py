@@ -17,6 +17,15 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+ALIASES = {  # settings by their names in other libraries, for suggestions
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "ema": "average",
+    "num_heads": "heads",
+    "embed_dim": "width",
+    "in_chans": "channels",
+}
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -45,7 +54,8 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> C
     """`unknown model 'B/61'; did you mean 'B/16'?`, or the known names, or where to find them."""
     known = list(known)
     by_lower = {item.lower(): item for item in known}
-    close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.7)
+    word = str(name).lower()
+    close = get_close_matches(ALIASES.get(word, word), by_lower, n=1, cutoff=0.7)
     alternatives = where or f"known: {', '.join(known)}"
     hint = f"did you mean {by_lower[close[0]]!r}?" if close else alternatives
     return ConfigError(f"unknown {kind} {name!r}; {hint}")

@@ -88,6 +88,8 @@ def test_help_of_a_command(name, capsys, monkeypatch):
         (["trian", "images"], "unknown command 'trian'; did you mean 'train'?"),
         (["--bogus"], "unknown command '--bogus'; `vitrail --help` lists all commands"),
         (["train", "x", "--minuets", "3"], "unknown option --minuets; did you mean --minutes?"),
+        (["train", "x", "--lr", "1"], "unknown option --lr; did you mean --optim.learning-rate?"),
+        (["finetune", "x", "--ema", "0.9"], "unknown option --ema; did you mean --average?"),
         (["train", "x", "--minutes"], "--minutes needs a value; see vitrail train --help"),
         (["train", "x", "--steps", "a"], "--steps a: expected INT; see vitrail train --help"),
         (["train", "x", "--seed=a"], "--seed a: expected INT; see vitrail train --help"),

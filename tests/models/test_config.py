@@ -35,6 +35,8 @@ def test_equivalent_values_are_normalized(tiny):
     ("changes", "message"),
     [
         ({"lr": 1}, "unknown setting 'lr'; known: depth"),
+        ({"num_heads": 2}, r"unknown setting 'num_heads'; did you mean 'heads'\?"),
+        ({"embed_dim": 2}, r"unknown setting 'embed_dim'; did you mean 'width'\?"),
         ({"positon": "none"}, r"unknown setting 'positon'; did you mean 'position'\?"),
         ({"pool": "clss"}, r"unknown pool 'clss'; did you mean 'cls'\?"),
         ({"position": "spiral"}, "unknown position 'spiral'"),

@@ -10,6 +10,7 @@ from PIL import Image
 from torch.testing import assert_close as close
 
 import vitrail
+from tiny_runs import write_colors
 from vitrail import ConfigError, DataError, Metadata, Predictor, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvalTransform, normalize
@@ -160,6 +161,16 @@ def test_evaluation_uses_the_same_engine(predictor, model, tmp_path):
     correct = np.mean([x.label == CLASSES[n] for x, n in zip(predictions, labels, strict=True)])
     assert evaluate(predictor.runner, path).accuracy == pytest.approx(correct)
     assert evaluate(model, path).accuracy == pytest.approx(correct)
+
+
+def test_other_modules_raise(tmp_path):
+    for call in (
+        vitrail.Predictor,
+        lambda module: vitrail.evaluate(module, write_colors(tmp_path / "colors.npz")),
+        lambda module: vitrail.inspect_model(module, []),
+    ):
+        with pytest.raises(ConfigError, match=r"^Flatten is not a model of vitrail; pass one from"):
+            call(torch.nn.Flatten())
 
 
 def test_bundle_is_self_contained_and_its_preprocessing_can_be_set(model, bundle, folder):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import vitrail
@@ -59,6 +60,29 @@ def test_keywords_and_paths(configs, recipe, tmp_path):
     model = vitrail.create("ViT-Mu/4", num_classes=3)
     with pytest.raises(vitrail.ConfigError, match=r"start is a VisionTransformer, .*\.save"):
         vitrail.train("pictures", "run", start=model)
+
+
+def test_keywords_are_validated_like_recipes(configs):
+    vitrail.train("pictures", "run", model="ViT-Ti/16", batch_size=np.int64(4), epochs=2)
+    settings = configs[0].settings
+    assert settings.model.name == "ViT-Ti/16"
+    assert (type(settings.batch_size), type(settings.epochs)) == (int, float)
+    for changes, message in (
+        (
+            {"optim": {"lr": 1e-3}},
+            "unknown setting 'optim.lr'; did you mean 'optim.learning_rate'?",
+        ),
+        ({"lr": 1e-3}, "unknown setting 'lr'; did you mean 'optim.learning_rate'?"),
+        ({"ema": 0.99}, "unknown setting 'ema'; did you mean 'average'?"),
+        ({"model": {"num_heads": 3}}, "'model.num_heads'; did you mean 'model.heads'?"),
+        ({"optim": "adamw"}, "optim='adamw' must be a dict, such as {'kind': …}"),
+        ({"batch_size": "64"}, "batch_size='64' must be a whole number"),
+        ({"loss": {"kind": "hinge"}}, "loss.kind='hinge' must be one of softmax, sigmoid"),
+        ({"seed": None}, "seed=None must be a whole number"),
+    ):
+        with pytest.raises(vitrail.ConfigError) as failure:
+            vitrail.train("pictures", "run", **changes)
+        assert str(failure.value).endswith(message)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.checkpoints.files import Checkpoint
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.preprocessing import from_dict as preprocessing_from_dict
-from vitrail.errors import CheckpointError, DataError
+from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.config import pair
 from vitrail.models.vit import Model
 
@@ -109,6 +109,11 @@ class Metadata:
 
 def get_metadata(model: Model) -> Metadata:
     """Return a model's metadata; the paper's preprocessing for a model that has none."""
+    if not hasattr(model, "metadata"):  # by attribute, because torch.compile wraps models
+        raise ConfigError(
+            f"{type(model).__name__} is not a model of vitrail; pass one from vitrail.create or "
+            "vitrail.load, or a reference to one"
+        )
     if isinstance(model.metadata, Metadata):
         return model.metadata
     config = model.config

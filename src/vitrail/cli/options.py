@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from inspect import getdoc
 from io import StringIO
 from pathlib import Path
@@ -23,7 +23,7 @@ from tyro.constructors import (
 from vitrail.checkpoints import builtin
 from vitrail.cli.console import WIDTH, log_stderr, paragraph
 from vitrail.data.preprocessing import Preset as PresetName
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ALIASES, ConfigError, DataError
 from vitrail.export import EngineKind
 
 if TYPE_CHECKING:
@@ -140,15 +140,17 @@ def parse_options(command: type, argv: list[str], *, prog: str, default: Any) ->
     except SystemExit as end:
         if end.code in (None, 0):
             raise
-        message = one_line(errors.getvalue())
+        settings = any(f.name == "settings" for f in fields(command))
+        message = one_line(errors.getvalue(), settings=settings)
         more = "" if message.endswith("?") else f"; see {prog} --help"
         raise ConfigError(message + more) from None
 
 
-def one_line(box: str) -> str:
+def one_line(box: str, *, settings: bool = False) -> str:
     """Return the message of tyro's error box as one line: `--steps abc: expected INT`.
 
     The box has a title, then sections: the message, suggestions or the help of the option.
+    `settings`: the command's options include those of training.
     """
     plain = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", "", box)
     inner = plain.partition("\n")[2].lstrip("─- \n")  # without the title
@@ -159,8 +161,15 @@ def one_line(box: str) -> str:
     if wrong := re.match(r"Unrecognized options: ([^, ]+)", message):
         if not wrong[1].startswith("-"):
             return f"unexpected argument {wrong[1]!r}"
-        similar = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", inner)
-        return f"unknown option {wrong[1]}" + (f"; did you mean {similar[1]}?" if similar else "")
+        found = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", inner)
+        similar = found[1] if found else None
+        name = wrong[1].removeprefix("--").replace("-", "_")
+        if settings and (similar is None or name.rpartition(".")[2] in ALIASES):
+            from vitrail.training.recipes import closest
+
+            if close := closest(name):
+                similar = f"--{close.replace('_', '-')}"
+        return f"unknown option {wrong[1]}" + (f"; did you mean {similar}?" if similar else "")
     if wrong := re.match(r"Missing value for argument '(\S+)'", message):
         return f"{wrong[1]} needs a value"
     if wrong := re.match(r"Error parsing (\S+): .*?(?:\['(.*?)'\]|'(.*?)')", message):

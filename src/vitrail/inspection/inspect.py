@@ -144,6 +144,7 @@ def inspect_model(
     called with the current stage, the number of images done, and their total.
     """
     model = model if isinstance(model, nn.Module) else load(model)
+    names = get_metadata(model).names(model.config.num_classes)
     if score:
         require_attention(model, "map to score")
         if fuse != "mean" or discard:
@@ -157,7 +158,6 @@ def inspect_model(
     if methods is None:
         has_attention = isinstance(model, VisionTransformer)
         methods = (*CLASS_AGNOSTIC, *CLASS_SPECIFIC) if has_attention else ()
-    names = get_metadata(model).names(model.config.num_classes)
     for name in classes:
         if name not in names:
             raise unknown("class", name, names)

@@ -190,6 +190,7 @@ class Predictor:
                 if isinstance(model, nn.Module)
                 else load(model, preprocessing=preprocessing, log=log)
             )
+            self.metadata = get_metadata(self.model)
             self.device = distributed.init(device)
             self.engine = open_engine(
                 self.model,
@@ -199,7 +200,6 @@ class Predictor:
                 device=self.device,
                 log=log or (lambda line: None),
             )
-            self.metadata = get_metadata(self.model)
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
         self.conformal = load_conformal(self.metadata, self.num_classes, self.model)

@@ -19,22 +19,25 @@ This file does not import torch.
 """
 
 import json
+import math
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from decimal import Decimal
 from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from numbers import Integral, Real
+from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitrail.data.storage import atomic_path
-from vitrail.errors import ConfigError, unknown
+from vitrail.errors import ALIASES, ConfigError, unknown
 from vitrail.training.config import Settings
 
 Values = dict[str, Any]
@@ -100,16 +103,29 @@ def drop_alternatives(settings: Settings, names: Collection[str]) -> Settings:
     return settings
 
 
-def override(settings: Any, changes: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return the settings with some of them changed; a dict changes fields of a table."""
-    known = [f.name for f in fields(settings)]
-    values = {}
-    for name, value in changes.items():
-        if name not in known:
-            raise unknown("setting", prefix + name, [prefix + other for other in known])
-        current = getattr(settings, name)
-        nested = is_dataclass(current) and isinstance(value, Mapping)
-        values[name] = override(current, value, f"{prefix}{name}.") if nested else value
+def override(settings: Any, changes: Mapping[str, Any], table: str = "") -> Any:
+    """Return the settings with some of them changed; a dict changes fields of a table.
+
+    `model` may be the name of a model. Values are checked as those of a recipe are; None resets a
+    setting that may be left open.
+    """
+    known, values = [f.name for f in fields(settings)], {}
+    for key, value in changes.items():
+        name = f"{table}.{key}" if table else key
+        if key not in known:
+            raise ConfigError(f"unknown setting {name!r}; {suggestion(name)}")
+        if name not in TABLES:
+            optional = NoneType in get_args(get_type_hints(type(settings))[key])
+            values[key] = None if value is None and optional else checked(name, value)
+        elif isinstance(value, TABLES[name]):
+            values[key] = value
+        elif isinstance(value, Mapping):
+            values[key] = override(getattr(settings, name), value, name)
+        elif name == "model" and isinstance(value, str):
+            values[key] = override(settings.model, {"name": value}, name)
+        else:
+            field = fields(TABLES[name])[0].name
+            raise ConfigError(f"{name}={value!r} must be a dict, such as {{{field!r}: …}}")
     return replace(settings, **values)
 
 
@@ -183,12 +199,17 @@ def flatten(values: Mapping[str, Any], where: str) -> Values:
     for name, value in flat.items():
         if name not in FIELD_TYPES:
             raise ConfigError(f"unknown setting {name!r}{where}; {suggestion(name)}")
-        try:
-            flat[name] = convert(value, FIELD_TYPES[name])
-        except TypeError:
-            expected = type_name(FIELD_TYPES[name])
-            raise ConfigError(f"{name}={value!r}{where} must be {expected}") from None
+        flat[name] = checked(name, value, where)
     return flat
+
+
+def checked(name: str, value: Any, where: str = "") -> Any:
+    """Return the value of a setting in the type of its field."""
+    try:
+        return convert(value, FIELD_TYPES[name])
+    except TypeError:
+        expected = type_name(FIELD_TYPES[name])
+        raise ConfigError(f"{name}={value!r}{where} must be {expected}") from None
 
 
 def build_settings(values: Values, where: str) -> Settings:
@@ -217,15 +238,21 @@ for table, settings_class in {"": Settings, **TABLES}.items():
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Check a value against its type: 1 is accepted for 1.0 and a list for a tuple."""
+    """Check a value against its type: 1 is accepted for 1.0, a list for a tuple, and numpy's
+    numbers for Python's."""
     args = get_args(kind)
-    if kind in (bool, int, str) and type(value) is kind:
+    if kind in (bool, str) and type(value) is kind:
         return value
-    if get_origin(kind) is Literal and value in args:
+    if kind is str and isinstance(value, PathLike):
+        return fspath(value)
+    if get_origin(kind) is Literal and isinstance(value, str) and value in args:
         return value
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is float and number and abs(value) <= sys.float_info.max:  # neither nan nor infinity
-        return float(value)
+    if kind is int and isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if kind is float and isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            if math.isfinite(value):
+                return float(value)
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
         if len(kinds) == len(value):
@@ -245,18 +272,25 @@ def type_name(kind: Any) -> str:
 
 
 def suggestion(name: str) -> str:
-    """Return the setting that was likely meant, by initials or spelling, or those that exist."""
+    """Return the setting that was likely meant, or those that exist."""
+    if close := closest(name):
+        return f"did you mean {close!r}?"
+    table, _, _ = name.rpartition(".")
+    if not table and (tables := get_close_matches(name, TABLES, 1)):
+        return f"did you mean the table [{tables[0]}]?"
+    keys = [full.rpartition(".")[2] for full in FIELD_TYPES if full.rpartition(".")[0] == table]
+    return f"known: {', '.join(keys if table else [*keys, *TABLES])}"
+
+
+def closest(name: str) -> str | None:
+    """Return the setting that was likely meant: by another library's name, initials or spelling."""
     table, _, word = name.replace("-", "_").rpartition(".")
+    word = ALIASES.get(word, word)
     same_table = [full for full in FIELD_TYPES if full.rpartition(".")[0] == table]
     words = {full.rpartition(".")[2]: full for full in [*FIELD_TYPES, *same_table]}
     initials = {"".join(p[0] for p in word.split("_")): word for word in words if "_" in word}
     close = [initials[word]] if word in initials else get_close_matches(word, words, 1, cutoff=0.7)
-    if close:
-        return f"did you mean {words[close[0]]!r}?"
-    if not table and (tables := get_close_matches(name, TABLES, 1)):
-        return f"did you mean the table [{tables[0]}]?"
-    keys = [full.rpartition(".")[2] for full in same_table]
-    return f"known: {', '.join(keys if table else [*keys, *TABLES])}"
+    return words[close[0]] if close else None
 
 
 def to_toml(settings: Settings, *, defaults: bool = True) -> str:
