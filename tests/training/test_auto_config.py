@@ -96,6 +96,31 @@ CASES = {
     "muon, cooldown": (optim(cooldown=0.1), {}, COOLDOWN, ("constant-linear", 0.1)),
     "muon, cosine": (optim(schedule="cosine"), {}, "optim.kind optim.schedule", ("muon", "cosine")),
     "lion": (optim(kind="lion"), {}, "optim.learning_rate optim.schedule", (1e-4, "cosine")),
+    # Large models that the user names.
+    "large": (
+        model(name="ViT-L/16"),
+        {"stats": LARGE},
+        f"batch_size {RATE} optim.weight_decay optim.clip_norm optim.schedule optim.warmup",
+        (1024, "adamw", 1e-3, None, 0.05, 1.0, "cosine", 0.05),
+    ),
+    "large, few images": (
+        model(name="BiT-R50x1"),
+        {},
+        f"batch_size {RATE}",
+        (32, "adamw", 3.1e-5, None),
+    ),
+    "large, explicit": (
+        Settings(
+            batch_size=512,
+            model=ModelSettings(name="ViT-B/16"),
+            optim=OptimSettings(weight_decay=0.1),
+        ),
+        {},
+        "batch_size optim.learning_rate optim.weight_decay",
+        (512, 5e-4, 0.1),
+    ),
+    "small by its depth": (model(name="ViT-B/16", depth=1), {}, "optim.kind", ("muon",)),
+    "small": (model(name="ViT-Ti/16"), {}, "optim.kind optim.learning_rate", ("muon", 6e-3)),
     # Fine-tuning.
     "fine-tuning": (None, {"start": configuration("ViT-B/16")}, f"{RATE} {TIMES}", TUNED),
     "fine-tuning, narrow": (None, {"start": TINY}, RATE, ("adamw", 8e-4, 0.75)),
@@ -125,6 +150,15 @@ CASES = {
 def test_chosen_settings(case):
     settings, options, names, expected = CASES[case]
     assert values(chosen(settings, **options).settings, names) == expected
+
+
+def test_reasons_for_a_large_model_are_honest():
+    reasons = chosen(model(name="ViT-L/16"), LARGE).reasons
+    assert (
+        "3 epochs: a short default; large models usually train for 90 to 300, set --epochs"
+        in reasons
+    )
+    assert not any("Muon" in reason or "small" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("side", [8, 15, 28, 32, 40, 41, 100, 500])

@@ -143,7 +143,7 @@ def test_torch_optimizers_are_fused_where_possible(kind):
 def muons(model):
     """Return the groups of Muon and of AdamW by the names of their weights."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    optim = settings("muon", muon_learning_rate=0.5)
+    optim = settings("muon", muon_learning_rate=0.5, muon_momentum=0.9)
     optimizers = make_optimizers(model.named_parameters(), optim, 2)
     assert [type(optimizer) for optimizer in optimizers] == [Muon, torch.optim.AdamW]
     turned, left = (
@@ -161,6 +161,7 @@ def test_muon_parameters(model, mixer, bit):
         f"encoder.blocks.{i}.{name}.weight": count for i in (0, 1) for name, count in parts.items()
     } | {"stem.projection.weight": 1}
     assert turned["encoder.blocks.0.mlp.fc1.weight"]["peak"] == pytest.approx(0.5 * 0.7**2)
+    assert {group["momentum"] for group in turned.values()} == {0.9}
     assert left["head.weight"]["peak"] == 0.01
     kinds = {name.split(".", 2)[2] for name in muons(mixer)[0] if name.startswith("blocks.")}
     assert kinds == {f"{m}_mixing.fc{i}.weight" for m in ("token", "channel") for i in (1, 2)}

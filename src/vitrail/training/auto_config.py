@@ -20,7 +20,8 @@ from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import percent
 from vitrail.models.config import Config, VitConfig, pair
-from vitrail.models.vit import Model
+from vitrail.models.registry import configuration
+from vitrail.models.vit import Model, build
 from vitrail.training.budget import FinetunePlan
 from vitrail.training.config import ModelSettings, Precision, Settings
 from vitrail.training.memory import (
@@ -50,6 +51,8 @@ WIDE_SHAPES = {
 }
 WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
 SMALL_ENCODER = 3_000_000  # weights up to which a model is fine-tuned as it is trained
+LARGE_MODEL = 10_000_000  # parameters from which a named model is trained like DeiT and AugReg
+LARGE_BATCH, LARGE_RATE, LARGE_DECAY = 1024, 1e-3, 0.05  # the rate is for that batch size
 LEARNING_RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
 FINETUNE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
 # AdamW on pre-trained weights: 8e-4 for ViT-Ti, inversely proportional to the width.
@@ -139,6 +142,7 @@ class AutoConfig:
         self.settings, self.stats, self.gpu = settings, stats, gpu
         self.start = start
         self.reasons: list[str] = []
+        self.large = start is None and is_large(settings.model)
         self.probe_images: int | None = None  # training images for the initial head; None for all
         self.augmentation, self.mixing = Augmentation(), Mixing()
         self.precision = torch.float32
@@ -241,6 +245,8 @@ class AutoConfig:
                 usual = 16
             elif images < SMALL_DATASET:
                 usual = 32
+            elif self.large and settings.optim.kind is None and images >= LARGE_DATASET:
+                usual = LARGE_BATCH
             else:
                 usual = 64 if self.stats.side <= SMALL_IMAGE else 128
             size = max(1, min(usual, images))
@@ -251,9 +257,10 @@ class AutoConfig:
             if self.start is not None:
                 epochs = 4.0
             settings = replace(settings, epochs=epochs)
-            self.explain(
-                f"{epochs:g} epochs", "more for smaller datasets; --minutes sets a time budget"
-            )
+            why = "more for smaller datasets; --minutes sets a time budget"
+            if self.large:
+                why = "a short default; large models usually train for 90 to 300, set --epochs"
+            self.explain(f"{epochs:g} epochs", why)
         if settings.machine.workers is None and not self.gpu and self.stats.seconds < FAST_DECODE:
             # The threads of a matrix product wait for each other: one that shares its core with a
             # loading process delays all.
@@ -264,7 +271,7 @@ class AutoConfig:
     def choose_optimizer(self) -> None:
         settings, start, optim = self.settings, self.start, self.settings.optim
         if optim.kind is None:
-            small = start is None or (is_small(start) and settings.lora is None)
+            small = is_small(start) and settings.lora is None if start else not self.large
             muon = small and settings.objective == "classify" and not optim.freeze
             optim = replace(optim, kind="muon" if muon else "adamw")
             if muon:
@@ -279,6 +286,16 @@ class AutoConfig:
                     f"AdamW, learning rate {optim.learning_rate:g}, layer decay {decay:g}",
                     f"default for {of} of width {start.width}",
                 )
+            elif self.large and settings.objective == "classify":
+                scale = min(1.0, (settings.batch_size or LARGE_BATCH) / LARGE_BATCH)
+                rate = optim.learning_rate or float(f"{LARGE_RATE * scale:.2g}")
+                optim = replace(optim, learning_rate=rate)
+                if optim.weight_decay is None:
+                    optim = replace(optim, weight_decay=LARGE_DECAY)
+                if optim.clip_norm is None:
+                    optim = replace(optim, clip_norm=1.0)
+                why = f"usual for models of this size: {LARGE_RATE:g} for {LARGE_BATCH:,} images"
+                self.explain(f"AdamW, learning rate {rate:g}", why)
         if optim.kind == "muon":
             defaults = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
             if start is None and optim.schedule is None:
@@ -365,6 +382,14 @@ def suggests_transfer(settings: Settings, stats: DatasetStats) -> bool:
 
 def is_small(start: Config) -> bool:
     return isinstance(start, VitConfig) and 12 * start.depth * start.width**2 <= SMALL_ENCODER
+
+
+def is_large(model: ModelSettings) -> bool:
+    """Return whether the user has named a large model; those chosen here are trained with Muon."""
+    if model.name is None:
+        return False
+    network = build(configuration(model.name).change(**model.changes()))  # on meta
+    return sum(parameter.numel() for parameter in network.parameters()) > LARGE_MODEL
 
 
 def uses_whitening(model: ModelSettings) -> bool:

@@ -98,6 +98,8 @@ class OptimSettings:
     """Peak learning rate, after warmup."""
     muon_learning_rate: float = 0.02
     """Peak learning rate of the matrices that Muon updates."""
+    muon_momentum: float = 0.8
+    """Muon's momentum: 0.95 for runs of many thousand steps."""
     schedule: ScheduleKind | None = None
     """How the learning rate decays."""
     warmup_steps: int | None = None
@@ -119,7 +121,7 @@ class OptimSettings:
     eps: float = 1e-8
     """Adam's epsilon."""
     momentum: float = 0.9
-    """SGD's momentum; Muon's is 0.8."""
+    """SGD momentum."""
     clip_norm: float | None = None
     """Clip the global gradient norm to this value."""
     layer_decay: float | None = None
@@ -132,6 +134,8 @@ class OptimSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"optim.{name}={value} must be a positive number")
+        if not 0 <= self.muon_momentum < 1:
+            raise ConfigError(f"optim.muon_momentum={self.muon_momentum} must be in [0, 1)")
         if self.weight_decay is not None and self.weight_decay < 0:
             raise ConfigError(f"optim.weight_decay={self.weight_decay} must not be negative")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:

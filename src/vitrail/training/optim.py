@@ -62,7 +62,8 @@ def make_optimizers(
     for parts in (1, 3):  # the fused weight of queries, keys and values is three matrices
         named = [item for item in matrices if item[0].endswith(".qkv.weight") == (parts == 3)]
         groups += [g | {"parts": parts} for g in parameter_groups(named, rate, optim, distances)]
-    return [Muon(groups), *([build_optimizer("adamw", rest, optim)] if rest else [])]
+    muon = Muon(groups, momentum=optim.muon_momentum)
+    return [muon, *([build_optimizer("adamw", rest, optim)] if rest else [])]
 
 
 def set_learning_rates(optimizers: Iterable[Optimizer], factor: float) -> None:
@@ -298,7 +299,6 @@ class Adafactor(Optimizer):
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that small singular values grow fast
 NEWTON_SCHULZ_STEPS = 5
-MUON_MOMENTUM = 0.8  # 0.95 is usual, for runs of many thousand steps (docs/notebook.md)
 MUON_EPS = 1e-7  # a zero gradient stays zero
 SMALL_MATRIX = 2**18  # elements up to which one core per matrix is faster than all cores
 thread_pool = cache(partial(start_pool, torch_threads=1, name="muon"))
@@ -320,7 +320,7 @@ class Muon(torch.optim.Optimizer):
         params: Iterable[Any],
         lr: float = 0.02,
         *,
-        momentum: float = MUON_MOMENTUM,
+        momentum: float = 0.8,  # 0.95 is usual, for long runs (docs/notebook.md)
         weight_decay: float = 0.0,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
