@@ -128,6 +128,17 @@ def test_everything_is_a_no_op_in_one_process():
     distributed.shutdown()
 
 
+def test_process_group_of_the_caller_is_kept(tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        distributed.init("cpu")
+        distributed.shutdown()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_gathered_weights_are_copies_with_the_names_of_the_model():
     objective = worker.objective_of(worker.VIT)
     expected = {name: tensor.clone() for name, tensor in objective.model.state_dict().items()}

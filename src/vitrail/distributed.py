@@ -27,8 +27,12 @@ DEVICES = ("cpu", "cuda", "mps")
 TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 
 
+created = False  # the process group, by `init`; another belongs to the caller
+
+
 def init(device: str = "") -> torch.device:
     """Return this process's device; initialize the process group under torchrun. Idempotent."""
+    global created
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     kind = device_type(device, processes)
     if processes == 1:
@@ -51,6 +55,7 @@ def init(device: str = "") -> torch.device:
     if not is_distributed():
         # Both backends: flags and objects use gloo and never wait for a GPU.
         dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+        created = True
     return chosen
 
 
@@ -73,9 +78,11 @@ def device_type(device: str, processes: int) -> str:
 
 
 def shutdown() -> None:
-    """Destroy the process group."""
-    if is_distributed():
+    """Destroy the process group if `init` created it."""
+    global created
+    if created and is_distributed():
         dist.destroy_process_group()
+    created = False
 
 
 def exit_process(status: int) -> None:

@@ -38,6 +38,7 @@ from vitrail.training.config import (
     OptimSettings,
     RunConfig,
 )
+from vitrail.training.loop import Evaluator
 from vitrail.training.objectives import Classification
 from vitrail.training.recipes import read_recipe, read_run
 from vitrail.training.trainer import Trainer
@@ -74,6 +75,32 @@ def test_seed_and_average_determine_the_weights(colors, tmp_path):
     assert equal(a, b)
     assert not equal(a, c)
     assert not equal(a, d)
+
+
+def test_run_leaves_no_trace_in_the_process(colors, tmp_path):
+    class Careless(Callback):
+        def on_step(self, row):
+            np.random.seed(0)
+            torch.set_num_threads(threads + 1)
+
+    def state():
+        return np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before, threads = state(), torch.get_num_threads()
+    tiny_run(colors, tmp_path / "run", steps=2, callback=Careless())
+    assert (state(), torch.get_num_threads()) == (before, threads)
+
+
+def test_evaluation_returns_to_training_mode_after_an_error():
+    evaluator = object.__new__(Evaluator)
+    evaluator.objective, evaluator.ema = torch.nn.Linear(1, 1), None
+    try:
+        with evaluator.evaluating():
+            assert not evaluator.objective.training
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert evaluator.objective.training
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,20 @@ def seed_micro_batch(seed: int, step: int, micro_step: int) -> np.random.Generat
     return np.random.default_rng(words)
 
 
+@contextmanager
+def preserve_global_state(device: torch.device) -> Iterator[None]:
+    """Restore the global random generators and torch's number of threads after `with`."""
+    numpy_state, threads = np.random.get_state(), torch.get_num_threads()
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
 def autocast_for(precision: torch.dtype, device: torch.device) -> Autocast:
     """Return the autocast context of a precision; weights stay float32."""
     if precision == torch.float32:
@@ -251,9 +265,11 @@ class Evaluator:
     def evaluating(self) -> Iterator[None]:
         """Put the objective into evaluation mode, with the averaged weights."""
         self.objective.eval()
-        with self.ema.applied() if self.ema else nullcontext():
-            yield
-        self.objective.train()
+        try:
+            with self.ema.applied() if self.ema else nullcontext():
+                yield
+        finally:
+            self.objective.train()
 
     def evaluate(self, split: str, image_size: int | None = None) -> EvaluationResult:
         with self.evaluating():

@@ -49,10 +49,11 @@ from vitrail.training.loop import (
     autocast_for,
     make_state,
     metrics,
+    preserve_global_state,
     seed_micro_batch,
     train_loop,
 )
-from vitrail.training.memory import memory_options, num_trainable
+from vitrail.training.memory import describe_trainable, memory_options
 from vitrail.training.model_init import (
     PROBE_HEAD,
     build_model,
@@ -168,7 +169,8 @@ def run(
             config = replace(config, resume=True)
         first = distributed.is_main()
         callback = callback if first and callback is not None else Callback()
-        with lock_folder(config.out) if first else nullcontext(), graceful_stop() as stop:
+        lock = lock_folder(config.out) if first else nullcontext()
+        with lock, graceful_stop() as stop, preserve_global_state(device):
             check_folder(config)
             trainer = Trainer(config, callback, device, started=started, stop=stop)
             if trainer.settings.machine.compile:
@@ -246,11 +248,9 @@ class Trainer:
         self.settings, self.reasons = settings, auto.reasons
         if settings.lora is not None:
             add_lora(model, settings.lora, settings.lora_alpha, seed=settings.seed)
-            trained = f"{num_trainable(model):,} trainable parameters"
-            callback.log(f"  LoRA of rank {settings.lora}: {trained}")
+            callback.log(f"  LoRA of rank {settings.lora}: {describe_trainable(model)}")
         if frozen := freeze(model, settings.optim.freeze):
-            trained = f"{num_trainable(model):,} trainable parameters"
-            callback.log(f"  frozen: {comma_list(frozen)}; {trained}")
+            callback.log(f"  frozen: {comma_list(frozen)}; {describe_trainable(model)}")
         schedule = self.make_schedule()
         counts = splits.train.class_counts() if settings.loss.logit_adjustment else None
         objective = make_objective(model, settings, teacher=teacher, class_counts=counts)
