@@ -240,6 +240,19 @@ def test_architecture_names_raise():
         load("ViT-B/61")
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("ViT-Mu/4", {}), ("Mixer-S/32", {"depth": 1, "width": 8}), ("BiT-R50x1", {"blocks": (1,)})],
+)
+def test_state_dict_file_of_our_own_model_raises(tmp_path, name, changes):
+    model = vitrail.create(name, num_classes=2, **changes)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match=r"vitrail\.create .* load_state_dict, or .*\.save"):
+        load(tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match=r"^invalid model reference of type OrderedDict; "):
+        load(model.state_dict())
+
+
 def test_loaded_model_is_in_eval_mode(tmp_path, vit):
     dropping = build(vit.config.change(dropout=0.5, drop_path=0.5), device="cpu")
     dropping.load_state_dict(vit.state_dict())

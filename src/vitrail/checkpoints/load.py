@@ -93,6 +93,11 @@ MAX_GROWTH = 4  # of the number of weights by an adapter, whose header is untrus
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
 REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
 EXAMPLE = builtin.LARGER
+OUR_TENSORS = {  # one of each family, to recognize a state dict of ours
+    "encoder.blocks.0.attention.qkv.weight",
+    "blocks.0.token_mixing.fc1.weight",
+    "stages.0.0.conv1.weight",
+}
 
 
 @renamed_keyword("tell", "log")
@@ -163,10 +168,12 @@ def open_reference(
     Returns the model, its format ("bundle", "google", …), what was skipped or is ambiguous, and the
     family that determined the preprocessing if the checkpoint does not state it.
     """
-    text = str(reference)
-    if not text or not isinstance(reference, str | PathLike):
+    text = str(reference) if isinstance(reference, str | PathLike) else ""
+    if not text:
+        empty = isinstance(reference, str | PathLike)
+        given = "''" if empty else f"of type {type(reference).__name__}"
         raise CheckpointError(
-            f"invalid model reference {reference!r}; expected a file, a folder or a hub address "
+            f"invalid model reference {given}; expected a file, a folder or a hub address "
             f"such as {EXAMPLE}"
         )
     if text.startswith(builtin.PREFIX):
@@ -266,6 +273,11 @@ def read_foreign(checkpoint: Checkpoint, format: str | None) -> tuple[Model, str
                     raise CheckpointError(f"invalid model config in the file: {error}") from None
                 check_layers(config, normalized.tensors)
                 return read(normalized.tensors, table.rules(config), config), name, normalized
+    if OUR_TENSORS & tensors.keys():
+        raise CheckpointError(
+            "these are the tensors of a model of vitrail, without its configuration; create the "
+            "model with vitrail.create and call its load_state_dict, or write it with vitrail.save"
+        )
     expected = format or "Google, timm, Hugging Face, torchvision, DeiT, DINO or BiT"
     names = ", ".join(sorted(tensors)[:3]) or "none"
     raise CheckpointError(f"unknown checkpoint format, not {expected}; tensors: {names} …")
