@@ -31,6 +31,13 @@ def test_equivalent_values_are_normalized(tiny):
         tiny.depth = 3
 
 
+def test_numbers_of_numpy_are_converted(tiny):
+    bit = BitConfig(blocks=(np.int64(1), np.int32(2)))
+    vit = tiny.change(dropout=np.float32(0.5), layer_scale=np.float16(0.25), depth=np.int64(2))
+    assert (bit.blocks, vit.dropout, vit.layer_scale, vit.depth) == ((1, 2), 0.5, 0.25, 2)
+    assert json.loads(json.dumps([to_dict(bit), to_dict(vit)]))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

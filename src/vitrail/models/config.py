@@ -6,6 +6,7 @@ This module does not import torch, so that the command line can parse and check 
 import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, Literal, Self, get_args, get_origin
 
 from vitrail.errors import ConfigError, unknown
@@ -37,6 +38,21 @@ POSITION_PLACES: dict[PositionKind, tuple[PositionPlace, ...]] = {
 MAY_BE_ZERO = {"num_classes", "representation", "registers"}
 
 
+def as_int(value: Any) -> int | None:
+    """Convert integers, including numpy's, to int; return None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_number(value: Any) -> float | None:
+    """Convert real numbers, including numpy's, to float or int; return None for anything else."""
+    if isinstance(value, int | float):
+        return value
+    return float(value) if isinstance(value, Real) else None
+
+
 def validate_fields(config: Any) -> None:
     """Check each field by its type, and convert equivalent spellings: 224 for (224, 224), tuples
     for lists, a Numerics for its name."""
@@ -54,22 +70,28 @@ def validate_fields(config: Any) -> None:
                 raise ConfigError(f"{name}={value!r} must be an integer >= {minimum}")
             object.__setattr__(config, name, integer)
         elif f.type is float and name.endswith(("_eps", "_theta")):
-            if not isinstance(value, int | float) or value <= 0:
+            number = as_number(value)
+            if number is None or not number > 0:
                 raise ConfigError(f"{name}={value!r} must be a positive number")
+            object.__setattr__(config, name, number)
         elif f.type is float:
-            if not isinstance(value, int | float) or not 0 <= value < 1:
+            number = as_number(value)
+            if number is None or not 0 <= number < 1:
                 raise ConfigError(f"{name}={value!r} must be a probability in [0, 1)")
+            object.__setattr__(config, name, number)
         elif f.type == Size:
             object.__setattr__(config, name, normalize_size(name, value))
         elif f.type == tuple[int, ...]:
             units = tuple(value) if isinstance(value, tuple | list) else (value,)
-            if not all((as_int(count) or 0) > 0 for count in units):
+            counts = tuple(as_int(count) or 0 for count in units)
+            if not all(count > 0 for count in counts):
                 raise ConfigError(f"{name}={value!r} must be positive integers, one per stage")
-            object.__setattr__(config, name, units)
+            object.__setattr__(config, name, counts)
         elif name == "layer_scale" and value is not None:
-            if not isinstance(value, int | float):
+            number = as_number(value)
+            if number is None:
                 raise ConfigError(f"layer_scale={value!r} must be a number or None")
-            object.__setattr__(config, name, float(value))
+            object.__setattr__(config, name, float(number))
         elif isinstance(value, str) and f.type is Numerics:
             if value not in NUMERICS:
                 raise unknown("numerics", value, NUMERICS)
@@ -333,14 +355,6 @@ def patch_grid(image_size: Size, stride: tuple[int, int]) -> tuple[int, int]:
 def resnet_stride(blocks: tuple[int, ...]) -> int:
     """Total stride of a ResNet: 2 each for root, pooling and every stage but the first."""
     return 4 * 2 ** max(0, len(blocks) - 1)
-
-
-def as_int(value: Any) -> int | None:
-    """Convert integers, including numpy's, to int; return None for anything else."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def normalize_size(name: str, size: Any) -> Size:
