@@ -97,5 +97,5 @@ def test_invalid_ranks_and_models_raise():
             add_lora(build(VIT), rank)
     add_lora(build(VIT), 8)
     model = build(BitConfig(blocks=(1, 1), image_size=32, num_classes=3))
-    with pytest.raises(ConfigError, match=r"lora=4 is for .* blocks, and this BiT has none"):
+    with pytest.raises(ConfigError, match=r"lora=4: LoRA needs nn\.Linear .*; BiT has none"):
         add_lora(model, 4)

@@ -202,7 +202,7 @@ def test_training_and_per_patch_outputs_raise_while_merging(tiny):
     model.eval()(images)
     layers, maps = lambda x: next(model.layers(x)), lambda x: next(model.attention_maps(x))
     for call in (model.encode, layers, maps):
-        with pytest.raises(ConfigError, match=r"merge=2 leaves no token for each patch.*merge = 0"):
+        with pytest.raises(ConfigError, match=r"merge=2: token merging is on.*merge = 0"):
             call(images)
 
 

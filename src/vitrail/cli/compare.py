@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 MAX_ROWS = 5  # classes that lost or gained most
 TIMING_BATCH = 8
 TIMING_SECONDS = 2.0
-A = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]
-B = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B")]
+A = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A", help="Baseline model.")]
+B = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B", help="Candidate model.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,10 @@ class Compare(DataOptions):
     engine_a: EngineKind | None = None
     """Inference engine of A (default: torch)."""
     engine_b: EngineKind | None = None
-    """Inference engine of B; with A twice, this compares engines."""
+    """Inference engine of B; pass the same model twice to compare engines."""
     max_drop: float | None = None
-    """Exit with status 1 unless the accuracy of B is shown to be at most this much lower (a
-    fraction)."""
+    """Non-inferiority margin, a fraction: exit with status 1 unless the CI rules out a larger drop
+    in accuracy."""
     out: Path | None = None
     """Folder for comparison.html and comparison.json."""
     batch_size: BatchSize = 64

@@ -47,7 +47,7 @@ class Export(DataOptions):
     with_preprocessing: bool = False
     """Include preprocessing: the file takes uint8 pixels of any size."""
     examples: str | None = None
-    """html: dataset of which some images are embedded as examples."""
+    """html: embed a few images of this dataset as examples."""
     overwrite: bool = False
     """Replace the file in --out."""
     json: Json = False

@@ -42,7 +42,7 @@ LAST = (  # options of several commands, which help lists last
     *("preprocessing", "engine", "merge", "data", "max_drop", "device"),
     *("allow_outside", "json", "quiet", "verbose"),
 )
-PRESET_HELP = "How images are resized and normalized, instead of as the model states."
+PRESET_HELP = "Override the model's preprocessing."
 MODEL_HELP = "A bundle, a weights file, hf:owner/name, or builtin:vit-photos."
 RUNNABLE_HELP = (
     "A bundle, a weights file, hf:owner/name, builtin:vit-photos, or an exported .onnx file."

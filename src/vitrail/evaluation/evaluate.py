@@ -82,8 +82,8 @@ def evaluate(
     >>> result.accuracy, result.estimates["accuracy"], result.calibration.ece
 
     `model` is a model, any reference to one, or the `runner` of a `Predictor` (other engines,
-    exported models); `data` is a dataset or an open source. `split` defaults to test, else val; all
-    of a dataset without splits, or its held-out part if the model was trained on it. `flip` and
+    exported models); `data` is a reference or an open Dataset. `split` defaults to test, else val;
+    all of a dataset without splits, or its held-out part if the model was trained on it. `flip` and
     `crops=5` average several views of each image. `restrict` limits predictions to the classes of
     the dataset; `by_order` matches classes by order instead of by name. `real` is a file of
     ImageNet-ReaL labels. Under torchrun, the processes share the work and return the same result.

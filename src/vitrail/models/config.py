@@ -266,7 +266,7 @@ class BitConfig(BaseConfig):
 
     @property
     def stride(self) -> tuple[int, int]:
-        """Pixels of which images have a whole number: any for convolutions."""
+        """Image sides must be divisible by this; 1 for convolutions."""
         stride = resnet_stride(self.blocks) if self.unit == "axial" else 1
         return stride, stride
 

@@ -182,8 +182,8 @@ class Encoder(nn.Module):
 
         Token merging (Bolya et al. 2023, arXiv:2210.09461): in each block, between attention and
         MLP, the most similar pairs of patches are replaced by their mean, weighted by the number of
-        patches each represents, and attention counts a token once for each of these patches. There
-        is nothing to train. The first `num_prefix` tokens are never merged; with `num_queries` the
+        patches each represents (proportional attention: log(size) is added to the logits). There is
+        nothing to train. The first `num_prefix` tokens are never merged; with `num_queries` the
         last block merges nothing.
         """
         if self.training:
@@ -223,8 +223,8 @@ class Encoder(nn.Module):
         """
         if self.merge:
             raise ConfigError(
-                f"merge={self.merge} leaves no token for each patch, which tokens, layers and "
-                "attention maps need; set model.merge = 0 to inspect them"
+                f"merge={self.merge}: token merging is on, so tokens no longer map to patches; set "
+                "model.merge = 0 to read tokens, layers or attention maps"
             )
         axis = Axis(grid, columns=index % 2 == 1) if self.axial else None
         if not self.positions:

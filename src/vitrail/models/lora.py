@@ -55,8 +55,8 @@ def adaptable_layers(model: nn.Module, rank: int) -> dict[str, nn.Linear]:
     layers = {n: m for n, m in model.named_modules() if "blocks." in n and type(m) is nn.Linear}
     if not layers:
         raise ConfigError(
-            f"lora={rank} is for the dense layers of Transformer and Mixer blocks, and this "
-            f"{type(model).__name__} has none; leave it out, or use --optim.freeze"
+            f"lora={rank}: LoRA needs nn.Linear layers in blocks; {type(model).__name__} has none; "
+            "leave it out, or use --optim.freeze"
         )
     limit = min(
         layer.weight.numel() // (layer.out_features + parts_of(name) * layer.in_features)

@@ -155,7 +155,7 @@ def save_memory(memory: ProbeMemory, folder: Path) -> bool:
 
 
 def load_memory(folder: Path, model: Model) -> ProbeMemory | None:
-    """Load the memory of a bundle; None if it has none. One of other weights is refused."""
+    """Load the stored probe statistics, if any; raises if the backbone differs."""
     path = folder / MEMORY_FILE
     if not path.is_file():
         return None

@@ -1,7 +1,7 @@
 """What a request may do and bring: access checks, admission, and bodies within limits.
 
 Admission reserves queue slots and bytes before a body is read, so the memory held by requests is
-bounded however many arrive; rejected clients learn at once when to retry. All of it runs on the
+bounded however many arrive; rejected requests get Retry-After immediately. All of it runs on the
 event loop.
 
 A body is one encoded image, or a form (multipart/form-data, RFC 7578) whose `pictures` fields are

@@ -25,7 +25,7 @@ class Callback:
     """Receives the events of a run; override what you need."""
 
     def log(self, line: str) -> None:
-        """A fact, a decision or a warning, as one line."""
+        """Called with each log line."""
 
     def on_progress(self, done: int, total: int) -> None:
         """Images processed by a pass before training, such as feature extraction."""

@@ -76,7 +76,7 @@ class ModelSettings:
     distillation: bool | None = None
     """Add a distillation token that is trained by a teacher (DeiT)."""
     numerics: Library | None = None
-    """GELU, epsilons and position interpolation of this library; a checkpoint has its own."""
+    """Match this library's numerics (default: the checkpoint's)."""
     init: InitScheme | None = None
     """Weight initialization (default: google); quick is for short training."""
     head_bias: float = 0.0
@@ -258,7 +258,8 @@ class Settings:
     save_minutes: float = 5.0
     """Minutes between checkpoints."""
     retries: int = 0
-    """Rollbacks with half the learning rate after the loss diverged."""
+    """Maximum restarts from the last checkpoint, halving the learning rate, if the loss
+    diverges."""
     objective: ObjectiveKind = "classify"
     """Classification, or self-supervised masked patch prediction."""
     head_init: HeadInit | None = None

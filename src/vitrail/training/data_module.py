@@ -239,8 +239,8 @@ def batch_preparation(
 ) -> Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]:
     """Return the function that normalizes and mixes a batch of bytes on the device.
 
-    Of a teacher that is imitated by its features, these follow the label in the targets; it sees
-    the images at full size, and the student at the size of the step.
+    With feature distillation, targets are [label, teacher features]; the teacher sees full-size
+    images, the student those of the step.
     """
     mixing = mixing.resolve()
     if teacher is not None and (mixing.mixup or mixing.cutmix):

@@ -438,7 +438,7 @@ class Trainer:
                 )
 
     def on_step(self, state: TrainState, result: StepResult) -> bool:
-        """Log, evaluate and save between two steps; False ends the run, for now or for good."""
+        """Log, evaluate and save between two steps. Return False to stop the loop."""
         self.losses.append(result.loss)
         if len(self.losses) > 2 * LOSS_WINDOW:
             initial, recent = max(self.losses[:LOSS_WINDOW]), min(self.losses[-LOSS_WINDOW:])
