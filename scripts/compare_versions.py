@@ -118,12 +118,11 @@ def server():
     raise RuntimeError("vitrail serve exited")
 
 def request_images(clients=32, each=8):
-    port = server()
+    port, bodies = server(), images()[:each]
     def client(_):
         link = http.client.HTTPConnection("127.0.0.1", port)
-        for number in range(each):
-            kind = {"Content-Type": "image/jpeg"}
-            link.request("POST", "/predict", images()[number], kind)
+        for body in bodies:
+            link.request("POST", "/predict", body, {"Content-Type": "image/jpeg"})
             reply = link.getresponse()
             assert reply.status == 200, reply.read()
             reply.read()
