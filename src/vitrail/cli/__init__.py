@@ -54,7 +54,7 @@ GROUPS: dict[str, dict[str, tuple[type, str]]] = {
     "Evaluation": {
         "evaluate": (Evaluate, "accuracy, calibration, per-class metrics, mistakes"),
         "calibrate": (Calibrate, "calibrate for a target error rate (conformal prediction)"),
-        "compare": (Compare, "two models on the same images: is B as good as A?"),
+        "compare": (Compare, "compare two models on the same images"),
         "inspect": (Inspect, "attention, filters, position embeddings, explanations"),
         "vtab": (Vtab, "transfer to many small tasks (VTAB-1k protocol)"),
         "reproduce": (Reproduce, "tables and figures of the paper at laptop scale"),

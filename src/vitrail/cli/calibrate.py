@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate(DataOptions):
-    """Guarantee an error rate: conformal prediction sets, and abstention.
+    """Calibrate for a target error rate: conformal prediction sets and abstention.
 
     The guarantee holds for images from the same distribution as DATA, which must not have been used
     for training."""
@@ -40,7 +40,7 @@ class Calibrate(DataOptions):
     method: Literal["lac", "aps", "raps"] = "lac"
     """Score of a class: lac gives the smallest sets, aps and raps larger ones for hard images."""
     per_class: bool = False
-    """Hold the error rate for each class, instead of on average; needs more images."""
+    """Class-conditional coverage instead of marginal; needs more images."""
     out: Path | None = None
     """Bundle to write, which may be the model's own."""
     preprocessing: Preset = None

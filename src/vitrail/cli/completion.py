@@ -44,7 +44,7 @@ class Completion:
     """Print a shell completion script, or how to install one."""
 
     shell: Annotated[tyro.conf.Positional[Shell | None], tyro.conf.arg(metavar="[SHELL]")] = None
-    """bash, zsh or fish. Without it, the commands that install each script are printed."""
+    """bash, zsh or fish; omit it to print installation instructions."""
 
     def run(self) -> None:
         print(INSTALL if self.shell is None else script(self.shell))

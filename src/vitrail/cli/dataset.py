@@ -194,9 +194,9 @@ class Pack(DataOptions):
     destination: FolderToWrite
     """Folder for the shards."""
     split: str | None = None
-    """Pack only this split; "all" merges all splits."""
+    """Split to pack (default: each); "all" merges all splits."""
     max_bytes: int = MAX_BYTES
-    """Size at which the next shard begins."""
+    """Shard size in bytes; a new shard starts when it is reached."""
     json: Json = False
 
     def run(self) -> None:

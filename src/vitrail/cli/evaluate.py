@@ -65,21 +65,21 @@ class Evaluate(EngineOptions):
     flip: bool = False
     """Average the probabilities of each image and its mirror image."""
     crops: Literal[1, 5] = 1
-    """5: average the probabilities of the corner and center crops."""
+    """Number of crops: 5 averages the probabilities of the corner and center crops."""
     restrict: bool = False
     """Predict only classes of the dataset, as usual for ImageNet-A and -R."""
     by_order: bool = False
-    """Match classes by order: the same classes under other names."""
+    """Match classes by index instead of by name."""
     real: Path | None = None
     """ImageNet-ReaL labels (real.json) for the validation images."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """sigmoid for a model trained with a sigmoid loss."""
+    """Loss to report; use sigmoid for a model trained with a sigmoid loss."""
     save_temperature: Path | None = None
     """Write the model with temperature-scaled logits to this bundle, which may be the model's."""
     batch_size: BatchSize = 64
     workers: Workers = None
     backend: Literal["torch", "pillow"] = "torch"
-    """pillow resizes as published results did; torch is faster."""
+    """Resizing backend: pillow matches published results; torch is faster."""
     strict: bool = False
     """Fail on the first unreadable image."""
     json: Json = False

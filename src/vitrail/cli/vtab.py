@@ -29,13 +29,13 @@ class Vtab(DataOptions):
     method: Literal["finetune", "linear", "probe"] = "finetune"
     """Fine-tune with the paper's settings, or fit a logistic or ridge probe to the features."""
     learning_rates: tuple[float, ...] = ()
-    """finetune: default 0.01; the best of several is chosen with 800 train and 200 dev images."""
+    """finetune: default 0.01; several are compared with 800 train and 200 dev images."""
     steps: int | None = None
-    """finetune: default 2500."""
+    """finetune: number of steps (default: 2500)."""
     batch_size: int | None = None
-    """finetune: default 512."""
+    """finetune: batch size (default: 512)."""
     image_size: int | None = None
-    """Image size in pixels: default 384, or the model's own for a probe."""
+    """Image size in pixels (default: 384, or the model's own for a probe)."""
     seeds: int = 1
     """Number of random training subsets; the mean accuracy is reported."""
     machine: MachineSettings = field(default_factory=MachineSettings)

@@ -125,7 +125,7 @@ class Augmentation:
     magnitude: float = 10.0
     """RandAugment: magnitude, up to 30, or 10 in timm's flavors."""
     flavor: Flavor = "torchvision"
-    """RandAugment: which implementation."""
+    """RandAugment: implementation to match."""
     spread: float = 0.0
     """RandAugment: standard deviation of the magnitude."""
     color_jitter: float = 0.0
@@ -133,7 +133,7 @@ class Augmentation:
     erasing: float = 0.0
     """Probability of random erasing."""
     views: int = 0
-    """Distinct random augmentations of each image, which then repeat; 0: a new one each time."""
+    """Number of fixed augmented views per image, reused across epochs; 0: a new one each time."""
 
     def __post_init__(self) -> None:
         low, high = self.crop_area or (1, 1)

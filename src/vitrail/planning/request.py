@@ -57,9 +57,9 @@ class PlanRequest:
     classes: int | None = None
     """Number of classes (default: those of the dataset, or of the model)."""
     optimizer: OptimizerKind = "adamw"
-    """As --optim.kind of `vitrail train`."""
+    """Optimizer, as `--optim.kind` of `vitrail train`."""
     lora: int | None = None
-    """As --lora of `vitrail finetune`."""
+    """LoRA rank, as `--lora` of `vitrail finetune`."""
     average: float = 0.0
     """Decay of an exponential moving average (EMA) of the weights; 0: no EMA."""
     checkpointing: bool = False
@@ -75,7 +75,7 @@ class PlanRequest:
     images: float | None = None
     """Images in the training set, such as 303e6."""
     epochs: float | None = None
-    """Passes over the images (default: 1, if the number of images is known)."""
+    """Number of epochs (default: 1, if the number of images is known)."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "image_size", "classes", "micro_batch", "devices"):
