@@ -1,6 +1,6 @@
 """Write a built-in model from the folder of a training run.
 
-    python scripts/make_builtin.py runs/vit-photos [--name vit-photos] [--size 128]
+    python scripts/make_builtin.py runs/vit-photos [--name vit-photos] [--size 144]
 
 The head is dropped and the weights are rounded to float16. The run's provenance, which names
 folders of the machine that trained it, is replaced by `PROVENANCE`. The model card, README.md, is
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="folder of the finished run")
     parser.add_argument("--name", default=builtin.NAMES[0], choices=builtin.NAMES)
-    parser.add_argument("--size", type=int, default=128, help="image size in pixels")
+    parser.add_argument("--size", type=int, default=144, help="image size in pixels")
     options = parser.parse_args()
     written = write(options.run, options.name, options.size)
     print(f"done: {written}")

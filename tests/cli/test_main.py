@@ -169,8 +169,8 @@ def test_changed_options_hide_the_token():
     settings = Settings(optim=OptimSettings(learning_rate=0.5))
     changed = list(changed_options(Train(data="images", settings=settings)))
     assert changed == ["data = 'images'", "settings.optim.learning_rate = 0.5"]
-    changed = set(changed_options(Serve(models=(), token="hush")))
-    assert changed == {"models = ()", "token = ..."}
+    changed = set(changed_options(Serve(models=("digits",), token="hush")))
+    assert changed == {"models = ('digits',)", "token = ..."}
 
 
 def test_no_control_codes_without_a_terminal_or_with_no_color(capsys, monkeypatch):
