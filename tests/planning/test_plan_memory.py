@@ -95,6 +95,15 @@ def test_weights_gradients_and_adam_moments(plain):
     assert plain.at_peak(64)["weights"] == weights
 
 
+def test_adafactor_has_a_small_state_and_updates_one_matrix_at_a_time(plain):
+    few, many = (traced(SMALL.change(depth=depth), optimizer="adafactor") for depth in (3, 6))
+    assert few.total("optimizer") < 0.3 * plain.total("optimizer")
+    assert few.at_peak(0)["activations"] == many.at_peak(0)["activations"]
+    measured = real_peak(SMALL, replace(PLAIN, optimizer="adafactor").settings(), 1)
+    step = few.at_peak(1)  # in the optimizer, with all gradients
+    assert step["gradients"] + step["activations"] == pytest.approx(measured, rel=0.04)
+
+
 def test_lora_has_gradients_and_moments_of_trained_weights_only(plain):
     model = build(SMALL)
     add_lora(model, 4)

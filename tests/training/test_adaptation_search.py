@@ -12,7 +12,7 @@ import torch
 from tiny_searches import FINE, config_of, named, real_run, without_times, written
 
 import vitrail
-from tiny_runs import CLASSES, SETTINGS, Recorder, equal, weights, write_colors
+from tiny_runs import CLASSES, SETTINGS, Recorder, equal, weights, write_colors, write_folder
 from vitrail.cli import main
 from vitrail.data.datasets import DatasetIndex, ImageDataset, PackedStrings, open_dataset
 from vitrail.data.preprocessing import Augmentation, Mixing
@@ -25,7 +25,7 @@ from vitrail.training.adapt import ATTENTION, FULL, LINEAR, PROBE, Candidate, Tr
 from vitrail.training.auto_config import STRENGTHS
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import OptimSettings, RunConfig
-from vitrail.training.data_module import DataSplits, hold_out_dev
+from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
 from vitrail.training.optim import all_but_attention_patterns, freeze
 from vitrail.training.recipes import read_run
 from vitrail.training.trainer import Result
@@ -116,7 +116,8 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
 def test_trials_exclude_dev_and_the_final_run_includes_it(
     colors, start, tmp_path, quick, dev, images
 ):
-    runs = quick({"full-fine-tuning": 1.0}, probes=0.0)
+    accuracies = {("full-fine-tuning", 2e-4): 0.5, ("full-fine-tuning", 6e-4): 0.75}
+    runs = quick(accuracies, probes=0.25)
     result = search(config_of(colors, tmp_path / "out", start, dev=dev))
     assert (result.chosen.name, result.dev, result.images) == (FULL, "train", images)
     train = open_dataset(colors, "train")
@@ -133,7 +134,14 @@ def test_trials_exclude_dev_and_the_final_run_includes_it(
     assert result.outcomes["test"].accuracy == vitrail.evaluate(model, colors).accuracy
     assert (tmp_path / "out" / "report.html").exists()
     settings = read_run(tmp_path / "out")[0]
-    assert (settings.optim.learning_rate, settings.dev) == (2e-4, None)  # nor when it is resumed
+    assert (settings.optim.learning_rate, settings.dev) == (6e-4, None)  # nor when it is resumed
+    probe, *others, full = map(without_times, written(tmp_path / "out")["candidates"])
+    known = {"name": PROBE, "accuracy": 0.25, "problem": "", "trials": [], "chosen": False}
+    assert probe == known | {"gain": None, "learning_rate": None}
+    assert [candidate["gain"] for candidate in (*others, full)] == [0.0, -0.25, 0.5]
+    assert (full["chosen"], full["learning_rate"]) == (True, 6e-4)
+    trials = [(t["learning_rate"], t["accuracy"], t["steps"]) for t in full["trials"]]
+    assert trials == [(2e-4, 0.5, 2), (6e-5, 0.0, 2), (6e-4, 0.75, 2)]
 
 
 def test_chosen_probe_is_refitted_and_written_before_it_is_evaluated(
@@ -315,6 +323,11 @@ def test_probes_and_dev_fit_the_time_budget(colors, start, tmp_path, quick, monk
     assert result.images == 4
     assert {len(config.splits.held_out["dev"]) for config in runs.configs} == {4}  # for all
     assert {len(config.splits.train) for config in runs.configs} == {15}
+    train = open_dataset(colors, "train")
+    for count, each in ((0, 1), (12, 4)):  # at least one per class
+        assert np.bincount(subsample(train, count).labels()).tolist() == [each] * 3
+        assert named(subsample(train, count)) == named(subsample(train, count))
+    assert subsample(train, 30) is train
 
 
 def test_time_is_reserved_for_the_final_evaluation(colors, start, tmp_path, quick, monkeypatch):
@@ -391,6 +404,15 @@ def check_result(result, data) -> None:
     assert result.finished
     assert vitrail.evaluate(str(result.folder), data).accuracy == result.outcomes["test"].accuracy
     assert not (result.folder / adapt.TRIALS).exists()
+
+
+def test_skipped_files_are_logged_once(start, tmp_path):
+    recorder, root = Recorder(), tmp_path / "set"
+    write_folder(root / "train", count=4)
+    (write_folder(root / "test", count=1) / "red" / "notes.txt").write_text("not an image")
+    adapt.open_search(config_of(root, tmp_path, start), recorder, 0.0, None)
+    notes = [line for line in recorder.lines if line.startswith("note: ")]
+    assert notes == ["note: files that are not images skipped: 1 (.txt 1)"]
 
 
 def test_unsupported_settings_and_data_raise(colors, start, tmp_path, quick, monkeypatch):

@@ -54,6 +54,14 @@ def test_killed_run_resumes_bit_exactly(data, tmp_path):
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
+def test_last_weights_are_kept_if_they_are_best(data, tmp_path):
+    recorder, options = Recorder(), {"steps": 15, "evaluate_every": 1.0, "average": 0.8}
+    tiny_run(data, tmp_path / "patient", patience=50, callback=recorder, **options)
+    assert any(line.startswith("keeping the weights of step 15:") for line in recorder.lines)
+    tiny_run(data, tmp_path / "plain", **options)
+    assert equal(weights(tmp_path / "patient"), weights(tmp_path / "plain"))
+
+
 def test_patience_needs_whole_weights():
     with pytest.raises(ConfigError, match="use ddp, not fsdp"):
         Settings(patience=2, machine=MachineSettings(strategy="fsdp"))

@@ -44,7 +44,7 @@ def test_each_image_has_the_configured_fraction_corrupted(share, count, expected
     torch.testing.assert_close(counts, torch.full((count,), expected / count), atol=0.03, rtol=0)
 
 
-def test_fractions_of_masked_swapped_and_kept_patches():
+def test_fractions_of_masked_swapped_and_kept_patches(monkeypatch):
     torch.manual_seed(0)
     patches = torch.arange(400 * 100.0).reshape(400, 100, 1)  # each is one of a kind
     indices = random_patches(patches, 0.5)
@@ -58,6 +58,14 @@ def test_fractions_of_masked_swapped_and_kept_patches():
     assert from_elsewhere.float().mean().item() == pytest.approx(399 / 400, abs=0.01)
     untouched = torch.ones(400, 100, dtype=torch.bool).scatter(1, indices, False)
     assert torch.equal(corrupted[untouched], patches[untouched])
+    monkeypatch.setattr(objectives, "MASKED", 0.0)
+    monkeypatch.setattr(objectives, "SWAPPED", 1.0)
+    few, every = patches[:2, :3], torch.arange(3).expand(2, 3)
+    draws = torch.stack([objectives.corrupt(few, every, -torch.ones(1)) for _ in range(100)])
+    assert (draws != few).all()  # never with itself, and with all others:
+    assert draws[:, 0, 0].unique().tolist() == [1, 2, 100, 101, 102]
+    one = objectives.corrupt(few[:1, :1], every[:1, :1], -torch.ones(1))
+    assert torch.equal(one, few[:1, :1])  # there is no other
 
 
 def test_corrupted_patches_are_hidden_from_the_encoder_and_have_the_loss(headless):
