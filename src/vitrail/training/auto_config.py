@@ -50,7 +50,7 @@ WIDE_SHAPES = {
     "ViT-Pico": {"depth": 2, "width": 128, "mlp_width": 512, "heads": 4},
 }
 WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
-SMALL_ENCODER = 3_000_000  # weights up to which a model is fine-tuned as it is trained
+SMALL_ENCODER = 1_500_000  # weights up to which a model is fine-tuned as it is trained
 LARGE_MODEL = 10_000_000  # parameters from which a named model is trained like DeiT and AugReg
 LARGE_BATCH, LARGE_RATE, LARGE_DECAY = 1024, 1e-3, 0.05  # the rate is for that batch size
 LEARNING_RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
