@@ -26,8 +26,9 @@ pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-# Tables 3 and 4 of the paper; warmup of the authors' code; the fraction held out for a rate.
 OWN = ("demo", "builtin-vit-photos")  # results of our own; all others are published
+
+# Tables 3 and 4 of the paper; warmup of the authors' code; the fraction held out for a rate.
 RECIPES = {"JFT": "paper-jft", "ImageNet-21k": "paper-imagenet21k", "ImageNet": "paper-imagenet"}
 TABLE_3 = {
     f"{RECIPES[row['data']]}-{model.lower().replace('/', '').replace('+', '-')}": (model, row)

@@ -111,8 +111,8 @@ def build_model(
     else:
         if suggests_transfer(settings, stats) and builtin.references():
             log(
-                f"note: for {stats.images:,} photographs, fine-tuning the built-in model is "
-                f'probably better: `vitrail finetune`, in Python start="{builtin.DEFAULT}"'
+                f"note: for {stats.images:,} photographs, fine-tuning the built-in model may "
+                f'be better: `vitrail finetune`, in Python start="{builtin.DEFAULT}"'
             )
         auto = AutoConfig(settings, stats, gpu=gpu, start=None)
         chosen = auto.settings.model
