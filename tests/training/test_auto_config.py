@@ -72,7 +72,7 @@ EXPLICIT = optim(learning_rate=1e-5, layer_decay=1.0)
 HEAD = replace(optim(kind="sgd"), head_init="probe")
 LABELS = {"start": TINY, "stats": replace(STATS, multi_label=True)}
 FROZEN, SHAPE = ("stem.layers.0.weight",), "model.depth model.width model.mlp_width model.heads"
-RATE = "optim.kind optim.learning_rate optim.layer_decay"
+RATE, MUON = "optim.kind optim.learning_rate optim.layer_decay", "optim.muon_learning_rate"
 CASES = {
     # Whitening filters, frozen, for chosen models only.
     "quick": (None, {}, "model.init optim.freeze optim.kind", ("quick", FROZEN, "muon")),
@@ -91,7 +91,7 @@ CASES = {
     "large dataset without a GPU": (None, {"stats": LARGE}, "model.name", ("ViT-Pico/16",)),
     "batch of few images": (None, {"stats": replace(STATS, images=5)}, "batch_size", (5,)),
     # Schedules and rates of optimizers.
-    "muon": (None, {}, COOLDOWN, ("constant-linear", 0.6)),
+    "muon": (None, {}, f"{COOLDOWN} {MUON}", ("constant-linear", 0.6, 0.02)),
     "muon, schedule": (optim(schedule="constant-linear"), {}, "optim.cooldown", (None,)),
     "muon, cooldown": (optim(cooldown=0.1), {}, COOLDOWN, ("constant-linear", 0.1)),
     "muon, cosine": (optim(schedule="cosine"), {}, "optim.kind optim.schedule", ("muon", "cosine")),
@@ -123,13 +123,25 @@ CASES = {
     "small": (model(name="ViT-Ti/16"), {}, "optim.kind optim.learning_rate", ("muon", 6e-3)),
     # Fine-tuning.
     "fine-tuning": (None, {"start": configuration("ViT-B/16")}, f"{RATE} {TIMES}", TUNED),
-    "fine-tuning, narrow": (None, {"start": TINY}, RATE, ("adamw", 8e-4, 0.75)),
+    "fine-tuning, narrow": (None, {"start": TINY}, f"{RATE} {MUON}", ("muon", 3e-4, None, 3e-3)),
+    "fine-tuning, Muon's rate": (
+        optim(muon_learning_rate=0.02),
+        {"start": TINY},
+        f"optim.kind {MUON}",
+        ("muon", 0.02),
+    ),
+    "fine-tuning, frozen": (
+        optim(freeze=("stem.*",)),
+        {"start": TINY},
+        RATE,
+        ("adamw", 8e-4, 0.75),
+    ),
     "fine-tuning, explicit": (EXPLICIT, {"start": TINY}, RATE, ("adamw", 1e-5, 1.0)),
     "fine-tuning, small": (
         None,
         {"start": PICO},
-        f"optim.kind {COOLDOWN}",
-        ("muon", "linear", None),
+        f"optim.kind {COOLDOWN} {MUON}",
+        ("muon", "linear", None, 0.02),
     ),
     "fine-tuning, BiT": (None, {"start": configuration("BiT-R50x1")}, "optim.kind", ("adamw",)),
     # Perhaps there is no matrix for Muon.

@@ -63,9 +63,8 @@ def gradients(named, seed, scale=1.0):
 
 
 def settings(kind, **changes):
-    return OptimSettings(
-        kind=kind, learning_rate=0.01, weight_decay=0.1, layer_decay=0.7, **changes
-    )
+    rates = {"learning_rate": 0.01, "muon_learning_rate": 0.02}
+    return OptimSettings(kind=kind, weight_decay=0.1, layer_decay=0.7, **(rates | changes))
 
 
 @pytest.mark.parametrize("kind", KINDS)

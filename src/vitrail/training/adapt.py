@@ -47,7 +47,7 @@ from vitrail.probing.fewshot import accuracy_of
 from vitrail.probing.probes import DECAY, fit_logistic
 from vitrail.probing.ridge import L2_GRID, fit, fit_path
 from vitrail.probing.teach import ProbeMemory, fit_head, saving_memory
-from vitrail.training.auto_config import STRENGTHS
+from vitrail.training.auto_config import STRENGTHS, muon_rate
 from vitrail.training.budget import END_SECONDS, feature_seconds
 from vitrail.training.callbacks import Callback, TrialCallback, read_rows, to_line
 from vitrail.training.checkpoint import has_state, lock_folder
@@ -274,8 +274,9 @@ class Search:
         optim = settings.optim
         frozen = all_but_attention_patterns(self.model) if name == ATTENTION else ()
         if optim.kind == "muon" and optim.learning_rate:
-            muon_rate = optim.muon_learning_rate * rate / optim.learning_rate
-            optim = replace(optim, muon_learning_rate=muon_rate)
+            start = self.model.config if self.config.start else None
+            usual = optim.muon_learning_rate or muon_rate(start)
+            optim = replace(optim, muon_learning_rate=usual * rate / optim.learning_rate)
         optim = replace(optim, learning_rate=rate, freeze=(*optim.freeze, *frozen))
         augment, mix = STRENGTHS.get(name, ({}, {}))
         augment, mix = replace(settings.augment, **augment), replace(settings.mix, **mix)

@@ -53,11 +53,14 @@ WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
 SMALL_ENCODER = 1_500_000  # weights up to which a model is fine-tuned as it is trained
 LARGE_MODEL = 10_000_000  # parameters from which a named model is trained like DeiT and AugReg
 LARGE_BATCH, LARGE_RATE, LARGE_DECAY = 1024, 1e-3, 0.05  # the rate is for that batch size
+MUON_RATE = 0.02  # of the matrices; those below are for the other weights
 LEARNING_RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
 FINETUNE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
 # AdamW on pre-trained weights: 8e-4 for ViT-Ti, inversely proportional to the width.
 TRANSFER_RATE, TRANSFER_WIDTH, TRANSFER_DECAY = 8e-4, 192, 0.75
 LORA_FACTOR = 5  # of that learning rate, without layer decay
+# Muon, which learns more in the same time up to this width; wider models were not tried.
+MUON_MAX_WIDTH, MUON_TRANSFER_RATE, MUON_TRANSFER_REST = 256, 3e-3, 3e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,10 +275,16 @@ class AutoConfig:
         settings, start, optim = self.settings, self.start, self.settings.optim
         if optim.kind is None:
             small = is_small(start) and settings.lora is None if start else not self.large
-            muon = small and settings.objective == "classify" and not optim.freeze
+            muon = settings.objective == "classify" and not optim.freeze
+            transfer = muon and optim.learning_rate is None and settings.lora is None
+            transfer = transfer and isinstance(start, VitConfig) and start.width <= MUON_MAX_WIDTH
+            muon = muon and (small or transfer)
             optim = replace(optim, kind="muon" if muon else "adamw")
-            if muon:
+            if muon and small:
                 self.explain("Muon", "small models reach the same accuracy in half the time")
+            elif muon:
+                optim = replace(optim, learning_rate=MUON_TRANSFER_REST)
+                self.explain("Muon", "narrow pre-trained models learn more in the same time")
             elif isinstance(start, VitConfig) and settings.objective == "classify":
                 rate = float(f"{TRANSFER_RATE * TRANSFER_WIDTH / start.width:.2g}")
                 decay, of = optim.layer_decay or TRANSFER_DECAY, "pre-trained weights"
@@ -298,6 +307,7 @@ class AutoConfig:
                 self.explain(f"AdamW, learning rate {rate:g}", why)
         if optim.kind == "muon":
             defaults = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
+            defaults |= {"muon_learning_rate": muon_rate(start)}
             if start is None and optim.schedule is None:
                 defaults |= {"schedule": "constant-linear", "cooldown": 0.6}
         else:
@@ -378,6 +388,11 @@ def suggests_transfer(settings: Settings, stats: DatasetStats) -> bool:
     free = settings.model == ModelSettings() and settings.objective == "classify"
     few = stats.images <= FEW_PHOTOGRAPHS and stats.classes > 1 and not stats.multi_label
     return free and few and stats.photographs and stats.side >= MIN_PHOTOGRAPH
+
+
+def muon_rate(start: Config | None) -> float:
+    """Return Muon's learning rate; small models are fine-tuned as they are trained."""
+    return MUON_RATE if start is None or is_small(start) else MUON_TRANSFER_RATE
 
 
 def is_small(start: Config) -> bool:

@@ -96,8 +96,9 @@ class OptimSettings:
     """Muon updates the encoder's matrices and leaves the rest to AdamW."""
     learning_rate: float | None = None
     """Peak learning rate, after warmup."""
-    muon_learning_rate: float = 0.02
-    """Peak learning rate of the matrices that Muon updates."""
+    muon_learning_rate: float | None = None
+    """Peak learning rate of the matrices that Muon updates (default: 0.02, or 0.003 for pre-trained
+    weights)."""
     muon_momentum: float = 0.8
     """Muon's momentum: 0.95 for runs of many thousand steps."""
     schedule: ScheduleKind | None = None

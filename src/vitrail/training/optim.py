@@ -59,6 +59,7 @@ def make_optimizers(
     others = [(name, p) for name, p in trainable if not is_muon_parameter(name, p)]
     rest = parameter_groups(others, optim.learning_rate, optim, distances)
     groups, rate = [], optim.muon_learning_rate
+    assert rate is not None, "set by auto_config"
     for parts in (1, 3):  # the fused weight of queries, keys and values is three matrices
         named = [item for item in matrices if item[0].endswith(".qkv.weight") == (parts == 3)]
         groups += [g | {"parts": parts} for g in parameter_groups(named, rate, optim, distances)]
