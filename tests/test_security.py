@@ -4,6 +4,8 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
 import tarfile
 import zipfile
 from html.parser import HTMLParser
@@ -217,6 +219,16 @@ def test_zip_bombs_are_rejected_before_they_are_unpacked(tmp_path, bomb):
 def test_hub_addresses_are_names_only(address):
     with pytest.raises(CheckpointError, match="invalid hub address"):
         parse(address)
+
+
+def test_onnxruntime_reports_nothing_to_its_vendor(tmp_path):
+    pytest.importorskip("onnxruntime")
+    code = "from vitrail.extras import require; require('onnxruntime', extra='export', feature='')"
+    hidden = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    environment["HOME"] = str(tmp_path)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not list(tmp_path.rglob("deviceid"))  # written before the first event is sent
 
 
 def test_onnx_file_may_not_read_other_files(tmp_path, secret):

@@ -16,6 +16,8 @@ EXTRAS = {
     "export": "ONNX export, the engines onnx and onnx-int8",
     "serve": "`vitrail serve`",
 }
+# Read when onnxruntime is imported, whose official builds report its use to Microsoft otherwise.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def require(*modules: str, extra: str, feature: str) -> Any:

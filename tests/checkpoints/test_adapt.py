@@ -91,7 +91,7 @@ def test_impossible_adaptations_raise():
         adapt(random_model(VIT), image_size=9)
 
 
-def test_load_logs_changes(tmp_path, capsys):
+def test_load_logs_changes(tmp_path, caplog, capsys):
     save(
         random_model(VIT.change(representation=5)), tmp_path / "model", class_names=["a", "b", "c"]
     )
@@ -102,11 +102,16 @@ def test_load_logs_changes(tmp_path, capsys):
     assert "2 x 2 -> 4 x 4" in lines[1]
     assert "new, initialized to zero" in lines[3]
     assert model.metadata.class_names == ()
+    caplog.set_level("INFO", logger="vitrail")
     model = load(tmp_path / "model", image_size=16)
     assert model.metadata.class_names == ("a", "b", "c")
-    assert "interpolated (google)" in capsys.readouterr().err
+    assert "interpolated (google)" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    caplog.clear()
     load(tmp_path / "model")
-    assert capsys.readouterr().err == ""
+    assert not caplog.records
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "")
 
 
 def test_load_overrides_numerics(tmp_path):

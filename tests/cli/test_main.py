@@ -1,6 +1,7 @@
 """`vitrail` itself: help, errors, switches, exit statuses, shell completion."""
 
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -152,6 +153,17 @@ def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
     show_progress()
     lines = "3 of 10 images\na choice\n  val loss 2.500, epoch 1.0\n"
     assert capsys.readouterr() == ("", lines)
+
+
+def test_commands_print_what_the_library_logs(capsys):
+    logger = logging.getLogger("vitrail.checkpoints.load")
+    for quiet, lines in ((False, "changed ?\nassumed\n"), (True, "assumed\n")):
+        with verbosity(quiet=quiet, verbose=False):
+            logger.info("changed \x1b")
+            logger.warning("assumed")
+        assert capsys.readouterr() == ("", lines)
+    logger.info("changed")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_verbose_prints_options_and_traceback(tmp_path, capsys):

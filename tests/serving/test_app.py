@@ -360,6 +360,27 @@ def test_log_contains_no_request_content(capsys):
     assert not re.search("secret|s3", "".join(lines))
 
 
+def test_rejected_requests_are_logged_with_route_level_and_reason(capsys):
+    with make_state(log="json", token="secret") as state:
+        client = make_client(state)
+        post(client)  # rejected before it is routed
+        post(client, data=b"text", headers={"authorization": "Bearer secret"})
+        client.get("/health")
+        state.draining = True
+        post(client)
+        client.get("/no/such/path")
+        labels = {"route": "/predict", "status": "401"}
+        assert state.metrics.registry.get_sample_value("vitrail_requests_total", labels) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(x["route"], x["status"], x["level"], x["reason"]) for x in lines] == [
+        ("/predict", 401, "warning", "token"),
+        ("/predict", 422, "warning", "unreadable"),
+        ("/health", 200, "info", ""),
+        ("/predict", 503, "error", "stopping"),
+        ("other", 503, "error", "stopping"),
+    ]
+
+
 # Warm-up and shutdown
 
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import signal
+from collections import Counter
 
 import pytest
 from raw_client import closed_loop, raw, run
@@ -49,14 +50,19 @@ def test_sigterm_under_load_loses_no_admitted_request(bundle):
         assert counts[200] > 30
         assert counts[503] <= 12
         lines = [json.loads(x) for x in server.output.read_text().splitlines() if x[0] == "{"]
-        answered = [line for line in lines if (line["route"], line["status"]) == ("/predict", 200)]
-        assert len(answered) == counts[200]
+        (drain,) = (line for line in lines if "event" in line)
+        assert drain["level"] == "info"
+        assert drain["event"].startswith("shutting down; ")
+        requests = [line for line in lines if line is not drain]
+        routes = Counter((line["route"], line["status"]) for line in requests)
+        assert routes["/predict", 200] == counts[200]
+        assert routes["/predict", 503] == counts[503]
         assert "Traceback" not in server.output.read_text()
 
 
 def test_idle_server_stops_at_once_and_public_server_warns(bundle):
     with serving(str(bundle), "--host", "0.0.0.0", "--log", "off") as server:
-        assert "other machines can use this server" in server.output.read_text()
+        assert "vitrail: other machines can use this server" in server.output.read_text()
         assert "accepted Host headers: IP addresses, " in server.output.read_text()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=60) == 0

@@ -4,7 +4,7 @@
 """
 
 import json
-import sys
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -65,6 +65,7 @@ from vitrail.models.registry import configuration, name_of
 from vitrail.models.vit import Model, VisionTransformer, build
 
 Reference = str | PathLike[str]
+logger = logging.getLogger(__name__)
 Change = tuple[str, str, str]  # made on the user's behalf: part, change, detail
 FORMATS = {
     "google": google.FORMAT,
@@ -134,7 +135,8 @@ def load(
         preprocessing: a preset name or a value; overrides that of the checkpoint. A checkpoint that
             states none gets that of its family, with a warning if the family is unknown.
         adapter: a LoRA adapter of this model, which is merged into the weights.
-        log: called with a line for every change; default: print to standard error.
+        log: called with a line for every change. By default they go to the logger of this module:
+            as warnings if weights were skipped or the preprocessing is assumed, else as INFO.
     """
     model, _, loading_changes, family = open_reference(reference, format=format, heads=heads)
     if adapter is not None:
@@ -148,15 +150,15 @@ def load(
         patch_size=patch_size,
         keep_representation=keep_representation,
     )
-    log = log or (lambda line: print(line, file=sys.stderr))
     if changes := [*loading_changes, *numerics_changes, *changes]:
-        log(f"{name_of(model.config)} from {reference}")
+        emit = log or (logger.warning if loading_changes else logger.info)
+        emit(f"{name_of(model.config)} from {reference}")
         for part, change, detail in changes:
-            log(f"  {part:<11} {change:<25} {detail}".rstrip())
+            emit(f"  {part:<11} {change:<25} {detail}".rstrip())
     if preprocessing is not None:
         set_preprocessing(model, preprocessing)
     elif notice := preprocessing_notice(model, family, reference):
-        log(notice)
+        (log or (logger.info if family else logger.warning))(notice)
     return model.eval()
 
 

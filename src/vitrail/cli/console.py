@@ -5,6 +5,7 @@ which print nothing with --quiet.
 """
 
 import json
+import logging
 import os
 import sys
 import time
@@ -31,12 +32,24 @@ VERBOSITY = SimpleNamespace(quiet=False, verbose=False)  # of the command that i
 
 @contextmanager
 def verbosity(*, quiet: bool, verbose: bool) -> Iterator[None]:
-    """Set --quiet and --verbose while a command runs."""
+    """Set --quiet and --verbose while a command runs, and print what the library logs."""
     VERBOSITY.quiet, VERBOSITY.verbose = quiet, verbose
+    logger, handler = logging.getLogger("vitrail"), ConsoleHandler()
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
     try:
         yield
     finally:
         VERBOSITY.quiet = VERBOSITY.verbose = False
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints log records to standard error, as `log_stderr` does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(printable_lines(record.getMessage()), file=sys.stderr, flush=True)
 
 
 def log(line: str = "") -> None:

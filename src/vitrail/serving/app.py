@@ -245,6 +245,7 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self.app, self.state = app, state
         self.patterns: dict[Any, str] = {route.endpoint: route.path for route in ROUTES}
+        self.patterns |= {path: path for path in self.patterns.values()}  # rejected before routing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -272,7 +273,7 @@ class RequestMiddleware:
             state.in_flight -= 1
             state.admission.release(record)
             # the pattern that matched, so that the number of metrics is bounded
-            record.route = self.patterns.get(scope.get("endpoint"), "other")
+            record.route = self.patterns.get(scope.get("endpoint", scope["path"]), "other")
             seconds = time.perf_counter() - record.start
             state.metrics.requests.labels(record.route, str(record.status)).inc()
             state.metrics.request_seconds.labels(record.route).observe(seconds)

@@ -69,13 +69,16 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
     if format == "off":
         return
     if format == "json":
+        level = "error" if record.status >= 500 else "warning" if record.status >= 400 else "info"
         line = json.dumps(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "level": level,
                 "id": record.id,
                 "method": record.method,
                 "route": record.route,
                 "status": record.status,
+                "reason": record.reason,
                 "ms": round(1000 * seconds, 1),
                 "pictures": record.images,
                 "batch": record.batch,
@@ -84,16 +87,20 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
         )
     else:
         batch = f"  {record.images} of {record.batch}" if record.batch else ""
+        reason = f"  {record.reason}" if record.reason else ""
         line = (
             f"{time.strftime('%H:%M:%S')}  {record.status}  {record.method} {record.route}"
-            f"  {1000 * seconds:.0f} ms{batch}  {record.id}"
+            f"  {1000 * seconds:.0f} ms{batch}{reason}  {record.id}"
         )
     print(line, file=sys.stderr, flush=True)
 
 
-def log_event(text: str, format: LogFormat, error: BaseException | None = None) -> None:
+def log_event(
+    text: str, format: LogFormat, error: BaseException | None = None, *, level: str = "warning"
+) -> None:
     """Log an event of the server itself, or a bug with its traceback, whatever the log format."""
-    values = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": text}
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    values = {"time": now, "level": "error" if error else level, "event": text}
     if error is not None:
         values["bug"] = "".join(traceback.format_exception(error))
         text += f": {values['bug']}"

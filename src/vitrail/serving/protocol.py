@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from vitrail.serving.metrics import log_event
+
 if TYPE_CHECKING:
     from vitrail.serving.app import AppState
 
@@ -172,6 +174,9 @@ class DrainingServer(Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         self.state.draining = True
+        if (format := self.state.config.log) != "off":
+            text = f"shutting down; {self.state.in_flight} requests in progress"
+            log_event(text, format, level="info")
         if not self.force_exit:
             await asyncio.sleep(LAME_DUCK_SECONDS)
         await super().shutdown(sockets)

@@ -37,6 +37,7 @@ def serve(
     """Serve models until a signal arrives. `predictor` loads one; `log` gets progress lines."""
     require(*REQUIRED, extra="serve", feature="serving")
     from vitrail.serving.app import AppState, make_app
+    from vitrail.serving.metrics import log_event
 
     with bind(config) as listener:  # first, because it fails fastest
         state = AppState(config)
@@ -51,13 +52,12 @@ def serve(
             host, port = listener.getsockname()[:2]
             if not (config.is_loopback or config.token):
                 names = ", ".join(sorted(config.host_names))
-                print(
-                    "vitrail: other machines can use this server without a token; "
-                    "set one with --token\n"
-                    f"vitrail: accepted Host headers: IP addresses, {names}; "
+                for text in (
+                    "other machines can use this server without a token; set one with --token",
+                    f"accepted Host headers: IP addresses, {names}; "
                     "add others with --allow-host, or set a token",
-                    file=sys.stderr,
-                )
+                ):
+                    log_event(text, config.log)
             host = "127.0.0.1" if host == "0.0.0.0" else host
             log(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             sys.setswitchinterval(SWITCH_INTERVAL)
