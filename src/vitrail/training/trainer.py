@@ -210,7 +210,7 @@ class Trainer:
         settings = auto.settings
         teacher = None
         if settings.loss.teacher:
-            teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size)
+            teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size).to(device)
         auto.choose_execution(model.config, device)
         (height, width), train = pair(model.config.image_size), splits.train
         self.num_parameters = sum(p.numel() for p in model.parameters())  # without LoRA
