@@ -317,7 +317,7 @@ COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
         image, LEVELS & (256 - 2 ** (8 - min(8, max(0, int(bits)))))
     ),
     # inverts the values from the threshold on
-    "solarize": lambda image, threshold: ImageOps.solarize(image, threshold),
+    "solarize": lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)),
     # brightens the values below 128
     "solarize_add": lambda image, addition: lookup(
         image, np.where(LEVELS < 128, LEVELS + int(addition), LEVELS)

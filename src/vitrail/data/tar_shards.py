@@ -92,11 +92,11 @@ EXTENSIONS = {"JPEG": "jpg", "TIFF": "tif"}  # other formats: the name in lower 
 class ShardStore(ImageStore):
     """Images that are members of tars, read at their offset."""
 
-    paths: Sequence[str]
+    paths: tuple[str, ...]
     shard: np.ndarray  # (n,) position in `paths`
     offset: np.ndarray  # (n,)
     size: np.ndarray  # (n,)
-    reader: FileReader = field(default_factory=FileReader)
+    reader: FileReader = field(default_factory=FileReader, init=False)
 
     def read(self, row: int) -> bytes:
         path, size = self.paths[self.shard[row]], int(self.size[row])
@@ -194,7 +194,7 @@ def index_shards(
         unlabeled = any(len(tar.names) for tar in tars.values())
         raise DataError(f"{source} contains no {'labels' if unlabeled else 'images'}")
     classes, ids = shard_classes(encoder, tars, known)
-    store = ShardStore(paths, *map(np.concatenate, (shard, offset, size)))
+    store = ShardStore(tuple(paths), *map(np.concatenate, (shard, offset, size)))
     notes += case_collisions(classes)
     splits = filter(None, stated.values())
     return encoder.index(source, names, store, classes, ids, splits=splits, notes=notes)
