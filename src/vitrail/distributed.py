@@ -98,7 +98,6 @@ def exit_process(status: int) -> None:
 
 
 def is_distributed() -> bool:
-    """Return whether there are several processes."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -130,6 +130,25 @@ def test_teacher_sees_full_size_images_while_the_student_grows(
     assert len(sizes["teacher"]) <= 60  # once for each view of 30 images, whatever the size
 
 
+def test_teacher_is_on_the_device_before_its_first_features(colors, teacher, tmp_path, monkeypatch):
+    """Its head is part of the loss, also if all of its features come from the cache."""
+    events, features = [], Teacher.features
+
+    def load(reference, **options):
+        model = vitrail.load(reference, **options)
+        model.to = lambda device: events.append(device) or model
+        return model
+
+    def compute(self, images):
+        events.append("features")
+        return features(self, images)
+
+    monkeypatch.setattr("vitrail.training.trainer.load", load)
+    monkeypatch.setattr(Teacher, "features", compute)
+    tiny_run(colors, tmp_path / "run", steps=2, loss=teacher)
+    assert events[:2] == [torch.device("cpu"), "features"]
+
+
 def test_time_budget(colors, teacher, tmp_path):
     options = {"steps": None, "minutes": 0.05, "optim": OptimSettings(kind="adamw")}
     assert tiny_run(colors, tmp_path / "run", loss=teacher, augment=VIEWS, **options).finished

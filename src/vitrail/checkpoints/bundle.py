@@ -165,7 +165,6 @@ def check_class_names(metadata: Metadata, config: Config) -> None:
 
 
 def digest(tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
-    """Return a hash of weights and config."""
     total = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         total.update(name.encode())

@@ -16,18 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.checkpoints import huggingface
 from vitrail.checkpoints.files import Checkpoint
-from vitrail.checkpoints.huggingface import (
-    PROCESSOR,
-    Settings,
-    check_stated,
-    common_json,
-    infer_image_size,
-    joint_qkv,
-    number,
-    processor_json,
-    read_gelu,
-)
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import (
     Rule,
@@ -92,7 +82,9 @@ def join_projections(config: VitConfig, tensors: dict[str, Tensor]) -> dict[str,
 
 def tower_config(checkpoint: Checkpoint) -> VitConfig:
     """Infer the config from shapes, and from config.json where shapes are ambiguous."""
-    tensors, settings = checkpoint.tensors, tower_settings(checkpoint.settings)
+    tensors, settings = checkpoint.tensors, checkpoint.settings
+    if isinstance(tower := settings.get("vision_config"), Mapping):  # of a model with a text tower
+        settings = {**settings, **tower}
     width, channels, *patch = checkpoint.shape(f"{TOWER}{PATCHES}.weight", 4)
     clip, has_head = f"{TOWER}pre_layrnorm.weight" in tensors, "classifier.weight" in tensors
     if clip and has_head:
@@ -101,8 +93,8 @@ def tower_config(checkpoint: Checkpoint) -> VitConfig:
             "norm; a CLIP image tower without classifier can be loaded"
         )
     pool = "cls" if clip else "map" if f"{POOL}probe" in tensors else "mean"
-    gelu = read_gelu(settings, "quick_gelu" if clip else "gelu_pytorch_tanh")
-    eps = number(settings, "layer_norm_eps", 1e-5 if clip else 1e-6)
+    gelu = huggingface.read_gelu(settings, "quick_gelu" if clip else "gelu_pytorch_tanh")
+    eps = huggingface.number(settings, "layer_norm_eps", 1e-5 if clip else 1e-6)
     default_heads = DEFAULT_HEADS if "model_type" in settings else None
     heads = infer_heads(
         width, settings.get("heads"), settings.get("num_attention_heads"), default_heads
@@ -113,7 +105,7 @@ def tower_config(checkpoint: Checkpoint) -> VitConfig:
         mlp_width=checkpoint.shape(f"{LAYER.format(i=0)}.mlp.fc1.weight", 2)[0],
         heads=heads,
         patch_size=(patch[0], patch[1]),
-        image_size=infer_image_size(
+        image_size=huggingface.infer_image_size(
             settings, checkpoint.shape(POSITION, 2)[0] - clip, (patch[0], patch[1])
         ),
         channels=channels,
@@ -122,14 +114,8 @@ def tower_config(checkpoint: Checkpoint) -> VitConfig:
         pre_norm=clip,
         numerics=replace(NUMERICS["transformers"], gelu=gelu, norm_eps=eps),
     )
-    check_stated(settings, config)
+    huggingface.check_stated(settings, config)
     return config
-
-
-def tower_settings(settings: Settings) -> Settings:
-    """Return the settings of the image tower: those of a full model are in vision_config."""
-    tower = settings.get("vision_config")
-    return {**settings, **tower} if isinstance(tower, Mapping) else settings
 
 
 def tower_templates(config: VitConfig) -> Iterator[Rule]:
@@ -152,7 +138,9 @@ def tower_templates(config: VitConfig) -> Iterator[Rule]:
         "head": "classifier",
     }
     yield from modules(names)
-    yield from joint_qkv(f"{ours}.attention.qkv", LAYER + ".self_attn.{part}_proj", "qkv")
+    yield from huggingface.joint_qkv(
+        f"{ours}.attention.qkv", LAYER + ".self_attn.{part}_proj", "qkv"
+    )
     token = (f"{TOWER}embeddings.class_embedding",)
     yield Rule("cls_token", token, lambda array: array[None], lambda tensor: (tensor[0],))
     yield same("position.table", POSITION)
@@ -181,7 +169,7 @@ def siglip_unsupported(config: VitConfig) -> list[str]:
 
 def tower_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
     kind, kind_name = ("clip", "CLIP") if config.pre_norm else ("siglip", "Siglip")
-    tower = common_json(config, metadata)
+    tower = huggingface.common_json(config, metadata)
     labels = {name: tower.pop(name) for name in ("id2label", "label2id")}
     tower |= {"model_type": f"{kind}_vision_model", "attention_dropout": 0.0}
     settings: dict[str, Any] = {"architectures": [f"{kind_name}VisionModel"], **tower}
@@ -191,7 +179,10 @@ def tower_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any
             "model_type": "siglip",
             "vision_config": tower | {"vision_use_head": False},
         }
-    return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
+    return {
+        "config.json": settings,
+        huggingface.PROCESSOR: huggingface.processor_json(metadata.preprocessing),
+    }
 
 
 def has_tower(tensors: Mapping[str, Any]) -> bool:

@@ -11,24 +11,15 @@ its files and Meta's are converted to the names of timm's ViT, which `timm.py` r
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import timm
+from vitrail.checkpoints import huggingface, timm
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
-from vitrail.checkpoints.huggingface import (
-    PROCESSOR,
-    check_stated,
-    common_json,
-    joint_qkv,
-    number,
-    processor_json,
-    read_gelu,
-)
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import (
     Rule,
@@ -47,7 +38,7 @@ from vitrail.models.config import NUMERICS, VitConfig, normalize_size, pair
 
 PERIODS = "rope_embed.periods"
 SKIPPED = {
-    r"rope_embed\.periods$": "computed from the number of heads",
+    r"rope_embed\.periods$": "computed from the huggingface.number of heads",
     r"blocks\.\d+\.attn\.qkv\.bias_mask$": "the key bias is zero",
     r"local_cls_norm\.": "only used in pre-training",
 }
@@ -172,19 +163,19 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         channels=channels,
         num_classes=0,
         position="rotary",
-        rope_theta=number(settings, "rope_theta", 100.0),
+        rope_theta=huggingface.number(settings, "rope_theta", 100.0),
         registers=checkpoint.size(REGISTERS, 3, axis=1),
-        layer_scale=number(settings, "layerscale_value", 1.0),
+        layer_scale=huggingface.number(settings, "layerscale_value", 1.0),
         qkv_bias=f"{first}.attention.q_proj.bias" in tensors,
         key_bias=f"{first}.attention.k_proj.bias" in tensors,
         mlp="swiglu" if swiglu else "gelu",
         numerics=replace(
             NUMERICS["transformers"],
-            gelu="exact" if swiglu else read_gelu(settings, "gelu"),
-            norm_eps=number(settings, "layer_norm_eps", 1e-5),
+            gelu="exact" if swiglu else huggingface.read_gelu(settings, "gelu"),
+            norm_eps=huggingface.number(settings, "layer_norm_eps", 1e-5),
         ),
     )
-    check_stated(settings, config)
+    huggingface.check_stated(settings, config)
     return config
 
 
@@ -199,7 +190,9 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
         "encoder.norm": "norm",
     }
     yield from modules(names)
-    yield from joint_qkv(f"{ours}.attention.qkv", LAYER + ".attention.{part}_proj", "qkv")
+    yield from huggingface.joint_qkv(
+        f"{ours}.attention.qkv", LAYER + ".attention.{part}_proj", "qkv"
+    )
     for part in "qv":
         yield same(f"{ours}.attention.{part}_bias", f"{LAYER}.attention.{part}_proj.bias")
     parts = MLPS[config.mlp]
@@ -237,7 +230,7 @@ def vit_unsupported(config: VitConfig) -> list[str]:
 
 def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
     swiglu, bias = config.mlp == "swiglu", config.qkv_bias
-    settings = common_json(config, metadata) | {
+    settings = huggingface.common_json(config, metadata) | {
         "architectures": ["DINOv3ViTModel"],
         "model_type": "dinov3_vit",
         "use_gated_mlp": swiglu,
@@ -251,13 +244,18 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
         "mlp_bias": True,
     }
     settings |= {"hidden_act": "silu"} if swiglu else {}
-    return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
-
-
-def matches(tensors: Mapping[str, Any]) -> bool:
-    return {f"{PATCHES}.weight", f"{LAYER.format(i=0)}.norm1.weight"} <= tensors.keys()
+    return {
+        "config.json": settings,
+        huggingface.PROCESSOR: huggingface.processor_json(metadata.preprocessing),
+    }
 
 
 TRANSFORMERS = Table(
-    VitConfig, matches, vit_config, vit_templates, vit_unsupported, vit_json, add_tokens
+    VitConfig,
+    lambda tensors: {f"{PATCHES}.weight", "layer.0.norm1.weight"} <= tensors.keys(),
+    vit_config,
+    vit_templates,
+    vit_unsupported,
+    vit_json,
+    add_tokens,
 )

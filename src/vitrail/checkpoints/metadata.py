@@ -83,7 +83,6 @@ class Metadata:
         return replace(self, preprocessing=preprocessing, provenance=stated)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
         return {
             "preprocessing": self.preprocessing.to_dict(),
             "class_names": list(self.class_names),

@@ -79,8 +79,6 @@ class Table(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A library's checkpoint format."""
-
     preprocessing: str  # the preset its models are trained with
     tables: tuple[Table, ...]
     normalize: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint  # old layouts

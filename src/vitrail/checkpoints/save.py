@@ -356,7 +356,6 @@ def zone_plate(height: int, width: int, channels: int) -> np.ndarray:
 
 
 def their_names(model: Model, format: str) -> dict[str, list[str]]:
-    """Return the names in a format of each of our tensors."""
     table = bundle if format == "bundle" else table_for(model.config, table_name(format))
     names = {rule.ours: list(rule.theirs) for rule in table.rules(model.config)}
     if format == OLDER:

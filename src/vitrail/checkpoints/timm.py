@@ -424,7 +424,6 @@ def rotary_heads(width: int) -> list[int]:
 
 
 def stated_pool(settings: Mapping[str, Any]) -> str | None:
-    """Return global_pool from config.json."""
     _, args, cfg, _ = parse_settings(settings)
     pools = [section.get("global_pool") for section in (args, settings, cfg)]
     return next((pool for pool in pools if isinstance(pool, str)), None)

@@ -102,7 +102,6 @@ SECRET_OPTION = "token"  # the option whose value is never printed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet, verbose = (any(word in argv for word in words) for words in (QUIET, VERBOSE))

@@ -109,7 +109,6 @@ def summarize(conformal: "Conformal", result: "EvaluationResult") -> dict[str, A
 
 
 def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> Iterator[str]:
-    """The thresholds in sentences."""
     rate, per_class = percent(conformal.error_rate), len(conformal.thresholds) > 1
     yield f"{conformal.samples:,} calibration images, accuracy {percent(values['accuracy'])}"
     yield from note_lines(notes)

@@ -1,6 +1,5 @@
 """`vitrail compare`: two models, engines or checkpoints on the same images."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from vitrail.prediction.predictor import Predictor
 
 MAX_ROWS = 5  # classes that lost or gained most
-TIMING_BATCH = 8
-TIMING_SECONDS = 2.0
 A = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A", help="Baseline model.")]
 B = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B", help="Candidate model.")]
 
@@ -119,29 +116,21 @@ def measure_costs(predictors: "list[Predictor]") -> list[dict[str, float]]:
     """Return milliseconds per image, timed in turns, and bytes of the weights or of the .onnx."""
     import torch
 
-    batches = [
-        torch.zeros(TIMING_BATCH, p.channels, *p.metadata.preprocessing.size) for p in predictors
-    ]
-    best = [float("inf")] * 2
-    deadline = time.perf_counter() + TIMING_SECONDS
-    rounds = 0
-    while rounds < 2 or time.perf_counter() < deadline:  # the first one warms up
-        for number, (predictor, images) in enumerate(zip(predictors, batches, strict=True)):
-            begun = time.perf_counter()
-            predictor.engine(images)
-            best[number] = min(best[number], time.perf_counter() - begun)
-        rounds += 1
-    costs = []
-    for predictor, seconds in zip(predictors, best, strict=True):
+    from vitrail.prediction.engines import TIMING_BATCH_SIZE, best_times
+
+    work, costs = [], []
+    for p in predictors:
+        shape = (TIMING_BATCH_SIZE, p.channels, *p.metadata.preprocessing.size)
+        work.append((p.engine, torch.zeros(shape)))
+    for predictor, seconds in zip(predictors, best_times(work), strict=True):
         size = getattr(predictor.engine, "bytes", 0)
         if not size and predictor.model is not None:
             size = sum(x.numel() * x.element_size() for x in predictor.model.parameters())
-        costs.append({"milliseconds": 1000 * seconds / TIMING_BATCH, "bytes": size})
+        costs.append({"milliseconds": 1000 * seconds / TIMING_BATCH_SIZE, "bytes": size})
     return costs
 
 
 def report(result: "Comparison", about: dict[str, Any]) -> Iterator[str]:
-    """The comparison as text."""
     yield from paragraph(f"A: {about['a']}")
     yield from paragraph(f"B: {about['b']}")
     yield from paragraph(f"{about['data']}: {result.samples:,} images")

@@ -51,7 +51,6 @@ class Completion:
 
 
 def script(shell: Shell) -> str:
-    """Return the completion script of all commands."""
     from vitrail.cli import COMMANDS, GROUPS, with_switches
     from vitrail.cli.options import HelpRegistry
 

@@ -110,7 +110,6 @@ class Check(DataOptions):
 
 
 def label_report(labels: "LabelCheck") -> Iterator[str]:
-    """Suspects as text."""
     yield ""
     share = percent(len(labels.errors) / labels.images)
     yield f"Probable label errors ({len(labels.errors):,} of {labels.images:,} images, {share})"
@@ -133,7 +132,6 @@ def label_report(labels: "LabelCheck") -> Iterator[str]:
 
 
 def report(result: "DatasetReport") -> Iterator[str]:
-    """The findings as text."""
     splits = ", ".join(f"{count:,} {split}" for split, count in result.splits.items())
     total = f"{result.images:,} images, {len(result.classes):,} classes"
     yield from paragraph(f"{result.reference}: {total} ({splits})")
@@ -157,13 +155,12 @@ def report(result: "DatasetReport") -> Iterator[str]:
     yield "Recommendations"
     for sentence in result.recommendations:
         yield from paragraph(f"- {sentence}", 2)
-    others = [t for t in result.duplicates + result.near_duplicates if not (t.leak or t.conflict)]
     conflicts = [group for group in result.conflicts if not group.leak]
     problems = {
         "Leaks: in more than one split": map(group_text, result.leaks),
         "Unreadable": (f"{file.name}: {file.reason}" for file in result.unreadable),
         "Duplicates with different labels": map(group_text, conflicts),
-        "Duplicates within a split": map(group_text, others),
+        "Duplicates within a split": map(group_text, result.repeated),
         "Uniform color": (image.name for image in result.blank),
         "Much smaller than the others": (image.name for image in result.small),
         "Grayscale among color images": (image.name for image in result.gray),

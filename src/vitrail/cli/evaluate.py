@@ -205,7 +205,6 @@ def corruption_report(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def report(result: "EvaluationResult", title: str) -> Iterator[str]:
-    """The metrics as text, in 80 columns."""
     from vitrail.reports.pages import MIN_SUPPORT, loss_name, summary, weakest_classes
 
     yield from paragraph(f"{title}: {result.samples:,} images")

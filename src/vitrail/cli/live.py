@@ -100,7 +100,6 @@ class Live(Callback):
         sys.stdout.flush()
 
     def draw(self) -> Any:
-        """The bar, the metrics, the loss curve."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text

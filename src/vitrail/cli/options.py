@@ -199,7 +199,8 @@ class HelpRegistry(ConstructorRegistry):
         spec = self.delegate(self.get_struct_spec, info)
         if not isinstance(spec, StructConstructorSpec):
             return None
-        hint = tyro.conf.arg(help_behavior_hint=default_hint)
+        empty = ("None", "", "''", "False")
+        hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in empty else f"(default: {x})")
         order = {name: number for number, name in enumerate(LAST)}
         fields = [
             replace(field, type=Annotated[field.type, hint], helptext=one_paragraph(field.helptext))
@@ -225,10 +226,6 @@ class HelpRegistry(ConstructorRegistry):
             return rule(info)
         finally:
             self.delegating = False
-
-
-def default_hint(default: str) -> str:
-    return "" if default in ("None", "", "''", "False") else f"(default: {default})"
 
 
 def one_paragraph(help: Any) -> Any:

@@ -26,17 +26,8 @@ from vitrail.cli.options import STOPPED, DataOptions, DataReference, default_mod
 from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import duration, percent
+from vitrail.training import recipes
 from vitrail.training.config import RunConfig, Settings
-from vitrail.training.recipes import (
-    ALTERNATIVES,
-    check_same_run,
-    drop_alternatives,
-    is_run,
-    new_run_folder,
-    read_recipe,
-    read_run,
-    to_toml,
-)
 
 if TYPE_CHECKING:
     from vitrail.training.adapt import SearchResult
@@ -74,19 +65,20 @@ class Train(DataOptions):
     def defaults(cls, argv: Sequence[str]) -> Self:
         """Return what the options override: defaults, a recipe, or the run to resume."""
         recipe, out = option(argv, "--recipe"), option(argv, "--out")
-        if "--resume" in argv and out is not None and is_run(Path(out)):
-            settings, data, start = read_run(Path(out))
+        if "--resume" in argv and out is not None and recipes.is_run(Path(out)):
+            settings, data, start = recipes.read_run(Path(out))
             origin: dict[str, Any] = {"origin": start} if issubclass(cls, Finetune) else {}
             return cls(settings=settings, data=data, **origin)
-        settings = read_recipe(recipe) if recipe else Settings()
+        settings = recipes.read_recipe(recipe) if recipe else Settings()
         names = {word.partition("=")[0].replace("_", "-") for word in argv}
-        alternatives = [name for pair in ALTERNATIVES for name in pair]
+        alternatives = [name for pair in recipes.ALTERNATIVES for name in pair]
         passed = [name for name in alternatives if f"--{name}".replace("_", "-") in names]
-        return cls(settings=drop_alternatives(settings, passed))  # options override the recipe
+        # Options override the recipe.
+        return cls(settings=recipes.drop_alternatives(settings, passed))
 
     def run(self) -> int:
         if self.print_settings:
-            print(to_toml(self.settings), end="")
+            print(recipes.to_toml(self.settings), end="")
             return 0
         if self.search and self.resume:
             raise ConfigError(
@@ -95,7 +87,7 @@ class Train(DataOptions):
         if self.resume:  # options may change how a run continues, but not what it computes
             if self.out is None:
                 raise ConfigError("--resume needs --out with the folder of the run")
-            before, data, start = read_run(self.out)
+            before, data, start = recipes.read_run(self.out)
             if not same_location(data, self.data):
                 raise ConfigError(
                     f"{self.out} was trained on {data}, not {self.data}; omit the dataset to resume"
@@ -105,7 +97,7 @@ class Train(DataOptions):
                 raise ConfigError(
                     f"{self.out} is a run of `vitrail {command}`; resume it with that command"
                 )
-            check_same_run(before, self.settings)
+            recipes.check_same_run(before, self.settings)
         if not self.data:
             raise ConfigError(
                 "no dataset given; pass a folder with one subfolder per class, or "
@@ -115,7 +107,7 @@ class Train(DataOptions):
             raise ConfigError("several processes need the same run folder; pass --out")
         config = RunConfig(
             data=self.data,
-            out=self.out or new_run_folder(self.data),
+            out=self.out or recipes.new_run_folder(self.data),
             settings=self.settings,
             start=self.start,
             resume=self.resume,
@@ -136,7 +128,7 @@ class Train(DataOptions):
             from vitrail.training.adapt import search
 
             rate = self.settings.optim.learning_rate
-            if self.recipe and rate == read_recipe(self.recipe).optim.learning_rate:
+            if self.recipe and rate == recipes.read_recipe(self.recipe).optim.learning_rate:
                 rate = None  # the recipe's, not the user's: try others too
             with Live(stderr=self.json) as live:
                 found = search(config, live, rate=rate, started=START_TIME)
@@ -191,7 +183,6 @@ def option(argv: Sequence[str], name: str) -> str | None:
 
 
 def report(result: "Result | SearchResult", command: Train, stopped: str) -> Iterator[str]:
-    """The results, and what to run next."""
     if not result.finished:
         name = "finetune" if command.start else "train"
         yield f"{stopped}; the state is saved. Resume with:"
@@ -300,7 +291,7 @@ class Demo:
         from vitrail.training.trainer import run
 
         used = self.out.is_dir() and any(self.out.iterdir())
-        if used and (not is_run(self.out) or read_run(self.out)[1] != DEMO_DATA):
+        if used and (not recipes.is_run(self.out) or recipes.read_run(self.out)[1] != DEMO_DATA):
             raise DataError(f"{self.out} contains other files; pass another --out")
         if self.minutes <= 0:
             raise ConfigError(f"--minutes {self.minutes:g}: must be greater than 0")
@@ -308,7 +299,7 @@ class Demo:
             raise ConfigError(f"--seed {self.seed}: must be 0 or more")
         log("Training a Vision Transformer from scratch on 2,062 photos of hand signs for the")
         log("digits 0 to 9, taken by students of a high school in Ankara.\n")
-        settings = replace(read_recipe("demo"), minutes=self.minutes, seed=self.seed)
+        settings = replace(recipes.read_recipe("demo"), minutes=self.minutes, seed=self.seed)
         configure_malloc()
         with Live() as live:
             config = RunConfig(data=DEMO_DATA, out=self.out, settings=settings, overwrite=True)

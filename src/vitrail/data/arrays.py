@@ -27,6 +27,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,23 +75,20 @@ SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 TABLE_FILES = (*SAVED_MARKERS, "*.parquet", "*.arrow", "*/*.parquet", "*/*.arrow")
 
 
+@dataclass(eq=False)
 class LazyArray:
     """Array in a file, read or memory-mapped on first use, in each process again."""
 
-    def __init__(
-        self,
-        path: Path,
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        *,
-        start: int = 0,  # where in the file the values begin, unless they are a zip member
-        fortran: bool = False,
-        member: str = "",  # of a zip file
-    ) -> None:
-        self.path, self.shape, self.dtype = path, shape, dtype
-        self.start, self.fortran, self.member = start, fortran, member
-        self.stored_shape = shape
-        self.cached: np.ndarray | None = None
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    start: int = 0  # where in the file the values begin, unless they are a zip member
+    fortran: bool = False
+    member: str = ""  # of a zip file
+    cached: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self.stored_shape = self.shape
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"cached": None}
@@ -152,8 +150,6 @@ class RowStore(ImageStore):
 
 
 class ArrayStore(RowStore):
-    """Images that are rows of arrays."""
-
     in_memory = True
 
     def read(self, row: int) -> np.ndarray:
@@ -374,8 +370,6 @@ def read_npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 class Cifar(NamedTuple):
-    """One of the four versions of CIFAR."""
-
     folder: str  # in the archive
     files: dict[str, str]  # file: split
     class_file: str

@@ -9,8 +9,8 @@ most:
     2 gray levels   shear and translate with BILINEAR, where also the border between image and fill
                     is antialiased
 
-Operations that map bytes to bytes use a table of 256 entries; Pillow's enhancers would build whole
-images to blend with.
+Brightness and contrast use a table of 256 entries; Pillow's enhancers would build whole images to
+blend with.
 """
 
 import math
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageChops, ImageStat
+from PIL import Image, ImageEnhance, ImageOps, ImageStat
 from PIL.Image import Resampling, Transform
 from torch import Tensor
 
@@ -204,14 +204,6 @@ def random_erasing(
 # Color operations.
 
 
-def color(image: Image.Image, factor: float) -> Image.Image:
-    """Saturation."""
-    if image.mode == "L":
-        return image
-    gray = image.convert("L")
-    return Image.blend(Image.merge("RGB", (gray, gray, gray)), image, factor)
-
-
 def hue(image: Image.Image, turn: float) -> Image.Image:
     """Rotate the hue by a fraction of the circle, -0.5 to 0.5."""
     if image.mode == "L":
@@ -234,26 +226,6 @@ def sharpness(image: Image.Image, factor: float) -> Image.Image:
     smooth = image.copy()
     smooth.paste(Image.fromarray(total.astype(np.uint8)), (1, 1))
     return Image.blend(smooth, image, factor)
-
-
-def autocontrast(image: Image.Image, _amount: float) -> Image.Image:
-    """Stretch each channel to 0 to 255."""
-    tables = []
-    for counts in np.array(image.histogram()).reshape(-1, 256):
-        low, high = counts.nonzero()[0][[0, -1]]
-        scale = 255 / max(1, high - low)
-        tables.append(LEVELS * scale - low * scale if low < high else LEVELS)
-    return lookup(image, np.stack(tables))
-
-
-def equalize(image: Image.Image, _amount: float) -> Image.Image:
-    """Equalize the histogram of each channel."""
-    tables = []
-    for counts in np.array(image.histogram()).reshape(-1, 256):
-        step = int(counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
-        below = np.cumsum(counts) - counts
-        tables.append((below + step // 2) // step if step else LEVELS)
-    return lookup(image, np.stack(tables))
 
 
 def blend_with_gray(gray: int, image: Image.Image, factor: float) -> Image.Image:
@@ -326,7 +298,7 @@ def shift(
 
 COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "identity": lambda image, _: image,
-    "invert": lambda image, _: ImageChops.invert(image),
+    "invert": lambda image, _: ImageOps.invert(image),
     "brightness": lambda image, factor: blend_with_gray(0, image, factor),
     "contrast": lambda image, factor: blend_with_gray(
         int(ImageStat.Stat(image.convert("L")).mean[0] + 0.5), image, factor
@@ -337,7 +309,7 @@ COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "contrast_by_size": lambda image, factor: blend_with_gray(
         min(255, image.width * image.height // 256), image, factor
     ),
-    "color": color,
+    "color": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
     "hue": hue,
     "sharpness": sharpness,
     # keeps the highest bits: 8 change nothing, 0 gives black
@@ -345,15 +317,13 @@ COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
         image, LEVELS & (256 - 2 ** (8 - min(8, max(0, int(bits)))))
     ),
     # inverts the values from the threshold on
-    "solarize": lambda image, threshold: lookup(
-        image, np.where(threshold > LEVELS, LEVELS, 255 - LEVELS)
-    ),
+    "solarize": lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)),
     # brightens the values below 128
     "solarize_add": lambda image, addition: lookup(
         image, np.where(LEVELS < 128, LEVELS + int(addition), LEVELS)
     ),
-    "autocontrast": autocontrast,
-    "equalize": equalize,
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
 }
 GEOMETRY_OPS: dict[str, Callable[[Image.Image, float, Geometry], Image.Image]] = {
     "shear_x": lambda image, amount, geometry: shift(image, amount, 0.0, geometry, axis=0),

@@ -71,8 +71,6 @@ IMAGE_STATS = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class SampleInfo:
-    """Reference to one image of a dataset."""
-
     name: str
     split: str
     labels: tuple[str, ...]
@@ -113,8 +111,6 @@ class SizeRange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetReport:
-    """Contents and problems of a dataset."""
-
     reference: str
     splits: dict[str, int]  # number of images
     counts: dict[str, dict[str, int]]  # class: split: number of images
@@ -364,8 +360,6 @@ def near_pairs(hashes: np.ndarray, thumbnails: np.ndarray) -> list[tuple[int, in
 
 
 def class_problems(report: DatasetReport) -> Iterator[str]:
-    """Describe problems of the classes."""
-
     def named(names: Sequence[str]) -> str:
         """Return `Classes 'a' and 'b'`, or the first of them and how many more."""
         if len(names) == 2:

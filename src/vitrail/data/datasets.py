@@ -145,7 +145,6 @@ class SampleEncoder:
         self.split_values = bytearray()
 
     def add(self, labels: Sequence[str], split: str = "", *, multi_label: bool = False) -> None:
-        """Add the next sample."""
         for label in labels:
             self.values.append(self.codes.setdefault(label, len(self.codes)))
         self.ends.append(len(self.values))
@@ -295,7 +294,6 @@ def case_collisions(classes: Iterable[str]) -> list[str]:
 
 
 def is_image_name(name: str) -> bool:
-    """Return whether a file has the extension of an image."""
     return name[name.rfind(".") :].lower() in IMAGE_EXTENSIONS
 
 
@@ -457,7 +455,6 @@ def open_splits(
 def split_counts(
     reference: str | os.PathLike[str], *, splits: Splits | None = None
 ) -> dict[str, int]:
-    """Return the number of samples of each split."""
     datasets = split_dataset(load_index(os.fspath(reference)), splits)
     return {name: len(dataset) for name, dataset in datasets.items()}
 

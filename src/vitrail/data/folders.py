@@ -219,8 +219,6 @@ def open_single_class(
 
 
 class ListRow(NamedTuple):
-    """One line of a list."""
-
     file: str
     labels: tuple[str, ...]
     split: str = ""  # as written; empty if not stated
@@ -228,7 +226,6 @@ class ListRow(NamedTuple):
 
 
 def index_list(path: Path) -> DatasetIndex:
-    """Index the images of a CSV or JSON-lines file."""
     try:
         text = io.TextIOWrapper(io.BytesIO(read_file(str(path))), "utf-8-sig").read()
     except UnicodeDecodeError as error:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Barrier, Lock
 from typing import NamedTuple, TypeVar
 
@@ -165,29 +165,17 @@ class ItemBatch(NamedTuple):
     errors: list[tuple[str, str]]
 
 
+@dataclass(eq=False)
 class Loader(TorchDataset):
-    """Iterable over batches; `skipped` maps the names of unreadable images to the reason.
+    """Iterable over batches; for the workers, a map-style dataset of items."""
 
-    For the workers, a map-style dataset of items.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        transform: Transform,
-        sampler: TrainSampler | EvalSampler,
-        seed: int = 0,
-        workers: int | None = None,  # processes; None: automatic, 0: threads of this process
-        strict: bool = False,
-        skipped: dict[str, str] | None = None,  # to record into
-    ) -> None:
-        self.dataset = dataset
-        self.transform = transform
-        self.sampler = sampler
-        self.seed = seed
-        self.workers = workers
-        self.strict = strict
-        self.skipped = {} if skipped is None else skipped
+    dataset: Dataset
+    transform: Transform
+    sampler: TrainSampler | EvalSampler
+    seed: int = 0
+    workers: int | None = None  # processes; None: automatic, 0: threads of this process
+    strict: bool = False
+    skipped: dict[str, str] = field(default_factory=dict)  # names of unreadable images, and why
 
     def __iter__(self) -> Iterator[Batch]:
         workers = default_workers(self.dataset) if self.workers is None else self.workers

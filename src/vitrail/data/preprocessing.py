@@ -71,7 +71,6 @@ class Preprocessing:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
         return asdict(self)
 
 

@@ -89,12 +89,10 @@ class DataProvenance:
         return bool(self.data) and same_location(self.data, os.fspath(data))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for the provenance of a bundle."""
         return asdict(self) | {"samples": list(self.samples), "taught": list(self.taught)}
 
     @classmethod
     def of(cls, data: str, train: ImageDataset) -> "DataProvenance":
-        """Describe the training split of a dataset."""
         return cls(
             data=data,
             fingerprint=fingerprint(train),

@@ -24,6 +24,7 @@ import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,21 +88,15 @@ LABEL_SEPARATOR = "\x1f"  # precedes each of several labels in `TarIndex.labels`
 EXTENSIONS = {"JPEG": "jpg", "TIFF": "tif"}  # other formats: the name in lower case
 
 
+@dataclass(eq=False)
 class ShardStore(ImageStore):
     """Images that are members of tars, read at their offset."""
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        shard: np.ndarray,
-        offset: np.ndarray,
-        size: np.ndarray,
-    ) -> None:
-        self.paths = tuple(paths)
-        self.reader = FileReader()
-        self.shard = shard  # (n,) position in `paths`
-        self.offset = offset  # (n,)
-        self.size = size  # (n,)
+    paths: tuple[str, ...]
+    shard: np.ndarray  # (n,) position in `paths`
+    offset: np.ndarray  # (n,)
+    size: np.ndarray  # (n,)
+    reader: FileReader = field(default_factory=FileReader, init=False)
 
     def read(self, row: int) -> bytes:
         path, size = self.paths[self.shard[row]], int(self.size[row])
@@ -199,7 +194,7 @@ def index_shards(
         unlabeled = any(len(tar.names) for tar in tars.values())
         raise DataError(f"{source} contains no {'labels' if unlabeled else 'images'}")
     classes, ids = shard_classes(encoder, tars, known)
-    store = ShardStore(paths, *map(np.concatenate, (shard, offset, size)))
+    store = ShardStore(tuple(paths), *map(np.concatenate, (shard, offset, size)))
     notes += case_collisions(classes)
     splits = filter(None, stated.values())
     return encoder.index(source, names, store, classes, ids, splits=splits, notes=notes)
@@ -512,8 +507,6 @@ def load_cached_index(path: Path, stamp: list[int]) -> TarIndex | None:
 
 
 class Shard(NamedTuple):
-    """A shard that was written."""
-
     path: Path
     split: str
     samples: int

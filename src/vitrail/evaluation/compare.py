@@ -65,19 +65,11 @@ class Comparison:
             name: [{"index": i, **self.at(i)} for i in rows.tolist()]
             for name, rows in (("gained", self.gained), ("lost", self.lost))
         }
-        return to_json(
-            {
-                "samples": self.samples,
-                "accuracy": self.accuracy,
-                "difference": self.difference._asdict(),
-                "p_value": self.p_value,
-                "agreement": self.agreement,
-                "ece": self.ece,
-                "verdict": self.verdict,
-                "classes": [change._asdict() for change in self.classes],
-                **flips,
-            }
-        )
+        names = ("samples", "accuracy", "p_value", "agreement", "ece", "verdict")
+        values = {name: getattr(self, name) for name in names}
+        values["difference"] = self.difference._asdict()
+        values["classes"] = [change._asdict() for change in self.classes]
+        return to_json(values | flips)
 
     def at(self, index: int) -> dict[str, str]:
         """Return the label and both predictions of an image."""

@@ -29,8 +29,6 @@ CLASSES = 64  # at a time, to avoid a second copy of all labels
 
 
 class SampleScores(NamedTuple):
-    """Per-image scores of a batch."""
-
     loss: Tensor  # (B,)
     predicted: Tensor  # (B,) class with the largest logit
     rank: Tensor  # (B,) classes ranked above the label; above the best-ranked of several labels

@@ -10,6 +10,7 @@ import base64
 import gzip
 import hashlib
 import json
+from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -172,7 +173,6 @@ def read_examples(reference: str) -> list[dict[str, str]]:
 
 
 def render(about: dict[str, Any], weights: bytes, taught: bytes, title: str) -> str:
-    """Return the HTML of the page."""
     package = resources.files("vitrail")
 
     def join(*names: str) -> str:
@@ -224,10 +224,6 @@ def to_json(value: Any) -> str:
 
 def to_base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
-
-
-def escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def csp_hash(text: str) -> str:

@@ -68,7 +68,6 @@ Speeds = dict[str, Any]  # of `measure_speeds`
 
 
 def inspect_machine() -> Machine:
-    """Describe this machine."""
     required, broken = requirements(), ""
     cores, cpuinfo = os.cpu_count() or 1, ""
     with suppress(OSError):

@@ -324,8 +324,6 @@ def largest_batch(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Predicted cost of a training run."""
-
     request: PlanRequest  # complete: image size, classes and images are filled in
     config: Config
     cost: Cost

@@ -135,8 +135,6 @@ SMALLEST = PlanRequest(model="ViT-Mu/4", batch_size=2, classes=2)
 
 
 class StepTiming(TypedDict):
-    """Measurements of a few steps."""
-
     step: float  # seconds, the median
     steps: list[float]  # seconds of each
     process: int  # bytes, after a step of the smallest model

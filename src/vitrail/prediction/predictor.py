@@ -51,8 +51,6 @@ MAGIC_BYTES = 64  # bytes that identify an image format
 
 
 class Guess(NamedTuple):
-    """A class and its probability."""
-
     label: str
     probability: float
 

@@ -85,39 +85,24 @@ def features_of(
     if distributed.all_reduce_any(cached is None):  # on one process, so all must compute
         cached = None
     if cached is not None:
-        values, indices, skipped = *cached, {}
-    else:
-        options |= {"channels": model.config.channels, "device": next(model.parameters()).device}
-        with eval_mode(model):
-            values, indices, skipped = extract(
-                model.features, source, preprocessing, batch_size=batch_size, **options
-            )
-        if path is not None and distributed.is_main() and not skipped:
-            tensors = {"values": torch.from_numpy(values), "indices": torch.from_numpy(indices)}
-            with suppress(CheckpointError):
-                write_file(path, tensors, None)
-    return Features(
-        values=values,
-        labels=labels_at(source, indices),
-        classes=source.classes,
-        indices=indices,
-        skipped=skipped,
-        cached=cached is not None,
-    )
+        values, indices = cached
+        about = {"classes": source.classes, "indices": indices, "cached": True}
+        return Features(values=values, labels=labels_at(source, indices), **about)
+    options |= {"channels": model.config.channels, "device": next(model.parameters()).device}
+    with eval_mode(model):
+        features = extract(model.features, source, preprocessing, batch_size=batch_size, **options)
+    if path is not None and distributed.is_main() and not features.skipped:
+        arrays = {"values": features.values, "indices": features.indices}
+        with suppress(CheckpointError):
+            write_file(path, {name: torch.from_numpy(x) for name, x in arrays.items()}, None)
+    return features
 
 
 def pixels_of(source: Dataset, *, channels: int = 3, side: int = 32, **options: Any) -> Features:
     """Return the pixels of small copies as features: a baseline for any model."""
     preprocessing = Preprocessing(size=(side, side), mean=(0.5,) * channels, std=(0.5,) * channels)
-    values, indices, skipped = extract(
+    return extract(
         lambda images: images.flatten(1), source, preprocessing, channels=channels, **options
-    )
-    return Features(
-        values=values,
-        labels=labels_at(source, indices),
-        classes=source.classes,
-        indices=indices,
-        skipped=skipped,
     )
 
 
@@ -127,14 +112,19 @@ def extract(
     preprocessing: Preprocessing,
     batch_size: int = 64,
     **options: Any,
-) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
-    """Return vectors (N, D), their indices in the dataset, and unreadable images."""
+) -> Features:
     options |= {"batch_size": batch_size}
     values, indices, skipped = collect_outputs(forward, source, preprocessing, **options)
     if not np.isfinite(values).all():
         bad = source.name(int(indices[~np.isfinite(values).all(1)][0]))
         raise DataError(f"the model's features of {bad} are not finite; its weights are broken")
-    return values, indices, skipped
+    return Features(
+        values=values,
+        labels=labels_at(source, indices),
+        classes=source.classes,
+        indices=indices,
+        skipped=skipped,
+    )
 
 
 def backbone_digest(model: Model, **about: Any) -> str:

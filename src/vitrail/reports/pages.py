@@ -346,7 +346,6 @@ def run_page(
     skipped: Mapping[str, str] = EMPTY,  # unreadable files, and why
     next_steps: Sequence[str] = (),  # commands, or sentences with `commands`
 ) -> str:
-    """Return the page of a training run."""
     headlines = [name for name in HEADLINES if name in facts]
     shown_mistakes = max(MAX_MISTAKES // max(1, len(outcomes)), 6)
     skipped, tiles, splits = dict(skipped), [], []
@@ -552,11 +551,10 @@ def dataset_page(
             for row in rows[:MAX_SUSPECTS]
         ]
 
-    groups = report.duplicates + report.near_duplicates
     duplicates = {
         "In more than one split": report.leaks,
-        "With more than one label": [g for g in groups if g.conflict and not g.leak],
-        "More than once in a split": [g for g in groups if not (g.leak or g.conflict)],
+        "With more than one label": [g for g in report.conflicts if not g.leak],
+        "More than once in a split": report.repeated,
     }
     odd = {
         "Blank images": report.blank,

@@ -150,7 +150,6 @@ class AppState:
         return self.unrecoverable
 
     def close(self) -> None:
-        """Stop the threads."""
         self.batcher.stop()
         self.pool.close()
 
@@ -186,8 +185,6 @@ class AppState:
 
 
 def make_app(state: AppState) -> ASGIApp:
-    """Build the ASGI application."""
-
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         warm_up = asyncio.create_task(state.warm_up())

@@ -374,6 +374,7 @@ class FeatureVector(NamedTuple):
     error: str = ""
 
 
+@dataclass(eq=False)
 class ImageWork:
     """Decode a batch of images and run `forward` on those that can be read.
 
@@ -381,13 +382,9 @@ class ImageWork:
     `result_type` for each; an unreadable image gets one with its error.
     """
 
-    def __init__(
-        self,
-        served: "ServedModel",
-        forward: Callable[[Predictor, Tensor, Sequence[ImageItem]], Sequence[Any]],
-        result_type: type[Prediction] | type[FeatureVector],
-    ) -> None:
-        self.served, self.forward, self.result_type = served, forward, result_type
+    served: "ServedModel"
+    forward: Callable[[Predictor, Tensor, Sequence[ImageItem]], Sequence[Any]]
+    result_type: type[Prediction] | type[FeatureVector]
 
     @property
     def batch_size(self) -> int:

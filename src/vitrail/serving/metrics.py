@@ -65,7 +65,6 @@ class Metrics:
 
 
 def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> None:
-    """Log a finished request."""
     if format == "off":
         return
     if format == "json":

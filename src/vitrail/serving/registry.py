@@ -58,6 +58,7 @@ from vitrail.probing.teach import (
     save_memory,
 )
 from vitrail.reports.images import overlay
+from vitrail.serving import schemas
 from vitrail.serving.batching import (
     DEFAULT_BATCH_SIZE,
     DecodePool,
@@ -68,14 +69,6 @@ from vitrail.serving.batching import (
 from vitrail.serving.config import ServerConfig
 from vitrail.serving.limits import ApiError, Upload
 from vitrail.serving.metrics import Metrics
-from vitrail.serving.schemas import (
-    AttentionResponse,
-    ConformalInfo,
-    ImageStatus,
-    LimitsInfo,
-    ModelInfo,
-    TeachResponse,
-)
 
 MAX_LISTED_CLASSES = 20  # in an error message
 View = tuple[Tensor, list[float]]  # the model's input (C, H, W), and its box within the image
@@ -116,11 +109,11 @@ class ServedModel:
         )
 
     @cached_property
-    def info(self) -> ModelInfo:
+    def info(self) -> schemas.ModelInfo:
         """What clients may know: nothing about this machine, its files or its data."""
         model, config = self.predictor.model, self.pool.config
         vit = model if isinstance(model, VisionTransformer) else None
-        return ModelInfo(
+        return schemas.ModelInfo(
             name=self.name,
             architecture="onnx" if model is None else name_of(model.config),
             classes=list(self.predictor.classes),
@@ -130,12 +123,12 @@ class ServedModel:
             engine=self.predictor.engine.name,
             multi_label=self.predictor.metadata.multi_label,
             conformal=self.predictor.conformal
-            and ConformalInfo.model_validate(self.predictor.conformal),
+            and schemas.ConformalInfo.model_validate(self.predictor.conformal),
             methods=list(methods_of(model)),
             layers=vit.config.depth if vit else 0,
             heads=vit.config.heads if vit else 0,
             teach=self.memory is not None,
-            limits=LimitsInfo(
+            limits=schemas.LimitsInfo(
                 bytes=config.max_body,
                 pictures=config.max_images,
                 pixels=config.max_pixels,
@@ -208,7 +201,7 @@ def explain(
 
 
 @torch.inference_mode()
-def attention(model: Model, data: bytes | View) -> AttentionResponse:
+def attention(model: Model, data: bytes | View) -> schemas.AttentionResponse:
     """Return where the tokens that the head reads attend, for every layer and head.
 
     The head reads the class token, the mean of the patches, or the output of attention pooling.
@@ -230,7 +223,7 @@ def attention(model: Model, data: bytes | View) -> AttentionResponse:
     maps = torch.stack(layers)  # (L, H, h * w)
     peaks = maps.amax(dim=-1)  # (L, H)
     rolled = rollout(vit, image)[0]  # (h, w)
-    return AttentionResponse(
+    return schemas.AttentionResponse(
         grid=list(grid),
         layers=len(maps),
         heads=maps.shape[1],
@@ -314,7 +307,7 @@ def teach(
     uploads: Sequence[Upload],
     images: "Sequence[Future[torch.Tensor]]",
     folder: Path | None,
-) -> TeachResponse:
+) -> schemas.TeachResponse:
     """Add a class to a served model, or replace it. `images` are the decoded uploads.
 
     Runs in the batch thread. An abandoned thread may come back at any time, so the model that it
@@ -331,7 +324,7 @@ def teach(
         try:
             decoded.append(image.result())
         except DataError as error:
-            errors.append(ImageStatus(name=upload.name, error=str(error)))
+            errors.append(schemas.ImageStatus(name=upload.name, error=str(error)))
     if not decoded:
         raise DataError(f"none of {len(uploads)} images could be read: {errors[0].error}")
     device = next(old_model.parameters()).device
@@ -361,7 +354,7 @@ def teach(
         shared, size = (served.pool, served.metrics), served.batch_size
         taught_model = ServedModel(name, predictor, *shared, batch_size=size, memory=memory)
         registry.models[name] = taught_model
-    return TeachResponse(
+    return schemas.TeachResponse(
         model=name,
         engine=predictor.engine.name,
         seconds=round(time.perf_counter() - start, 4),

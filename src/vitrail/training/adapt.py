@@ -403,7 +403,6 @@ class SearchResult:
         return accuracy - max(before) if before and accuracy is not None else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
         candidates = []
         for candidate in self.candidates:
             row: Row = asdict(candidate) | {"seconds": round(candidate.seconds, 1)}

@@ -76,8 +76,6 @@ def make_state(objective: Objective, wrapped: nn.Module, schedule: Schedule) -> 
 
 
 class StepResult(NamedTuple):
-    """Metrics of one step."""
-
     loss: float
     grad_norm: float
     indices: list[int]  # the samples of the batch

@@ -50,7 +50,6 @@ def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory that is available on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

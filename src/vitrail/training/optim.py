@@ -189,14 +189,9 @@ class Lion(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-4,
-        *,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
+        self, params: Iterable[Any], lr: float = 1e-4, betas: tuple[float, float] = LION_BETAS
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -232,20 +227,13 @@ class Adafactor(Optimizer):
 
     Shazeer & Stern 2018 (arXiv:1804.04235), modified by Zhai et al. 2022 (arXiv:2106.04560): an
     external learning rate, a cap on the decay of the second moments, and bfloat16 momentum. Two
-    bytes per weight, where Adam needs eight. Updates are clipped to an rms of `clip`.
+    bytes per weight, where Adam needs eight. Updates are clipped to an rms of 1.
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        clip: float = 1.0,
-        weight_decay: float = 0.0,
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = ADAM_BETAS
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "clip": clip, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -288,9 +276,8 @@ class Adafactor(Optimizer):
             rows = state["rows"] / state["rows"].mean(dim=dims["columns"], keepdim=True)
             scale = distribute_like(rows.rsqrt() * state["columns"].rsqrt(), gradient)
         update = gradient * scale
-        if group["clip"]:
-            rms = (full_tensor(update.square().sum()) / update.numel()).sqrt()
-            update /= (rms / group["clip"]).clamp(min=1.0)
+        rms = (full_tensor(update.square().sum()) / update.numel()).sqrt()
+        update /= rms.clamp(min=1.0)
         momentum = torch.lerp(state["momentum"].to(update.dtype), update, 1 - beta1)
         state["momentum"].copy_(momentum)
         if group["weight_decay"]:
@@ -320,11 +307,9 @@ class Muon(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         lr: float = 0.02,
-        *,
         momentum: float = 0.8,  # 0.95 is usual, for long runs (docs/notebook.md)
-        weight_decay: float = 0.0,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "parts": 1}
         super().__init__(params, defaults)
         self.cores = torch.get_num_threads()  # `step` may be called with fewer threads
         for group in self.param_groups:

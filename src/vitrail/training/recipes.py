@@ -60,7 +60,6 @@ CHANGEABLE_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the packaged recipes."""
     names = (file.name for file in PACKAGED.iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 

@@ -33,7 +33,7 @@ from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.registry import name_of
 from vitrail.models.vit import build as build_empty
 from vitrail.reports.pages import run_page
-from vitrail.training import checkpoint
+from vitrail.training import checkpoint, recipes
 from vitrail.training.auto_config import choose_accumulation, image_size_stages
 from vitrail.training.budget import TimeBudget, compile_if_faster, plan_time_budget
 from vitrail.training.callbacks import Callback, MetricsLog
@@ -68,19 +68,6 @@ from vitrail.training.objectives import (
     make_objective,
 )
 from vitrail.training.optim import freeze
-from vitrail.training.recipes import (
-    ADAPTER,
-    REPORT,
-    check_same_run,
-    clear_run,
-    drop_alternatives,
-    is_run,
-    override,
-    read_recipe,
-    read_run,
-    to_toml,
-    write_run,
-)
 from vitrail.training.schedules import Schedule
 
 DIVERGED = 3.0  # times the initial loss
@@ -92,8 +79,6 @@ OOM_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The outcome of a run."""
-
     folder: Path
     step: int
     seconds: float
@@ -132,7 +117,7 @@ def train(
     if resume and recipe:
         raise ConfigError("a run is resumed with its own settings; leave the recipe out")
     if resume:
-        before, own_data, own_start = read_run(folder)
+        before, own_data, own_start = recipes.read_run(folder)
         if not same_location(data, own_data):
             raise ConfigError(
                 f"{out} was trained on {own_data}, not {data}; pass that dataset to resume"
@@ -140,15 +125,15 @@ def train(
         if start and not same_location(start, own_start):
             init = own_start or "random initialization"
             raise ConfigError(f"{out} started from {init}, not {start}; leave start out to resume")
-        settings, start = override(before, changes), own_start
-        check_same_run(before, settings)
+        settings, start = recipes.override(before, changes), own_start
+        recipes.check_same_run(before, settings)
     else:
-        settings = read_recipe(recipe) if recipe else Settings()
+        settings = recipes.read_recipe(recipe) if recipe else Settings()
         names = [name for name, value in changes.items() if value is not None]
         for name, value in changes.items():
             nested = value if isinstance(value, Mapping) else {}
             names += [f"{name}.{key}" for key, inner in nested.items() if inner is not None]
-        settings = override(drop_alternatives(settings, names), changes)
+        settings = recipes.override(recipes.drop_alternatives(settings, names), changes)
     config = RunConfig(data=data, out=folder, settings=settings, start=start, resume=resume)
     return run(config, callback)
 
@@ -174,11 +159,11 @@ def run(
             check_folder(config)
             trainer = Trainer(config, callback, device, started=started, stop=stop)
             if trainer.settings.machine.compile:
-                resumed = config.resume and has_state(config.out) and is_run(config.out)
-                before = read_run(config.out)[0] if resumed else None
+                resumed = config.resume and has_state(config.out) and recipes.is_run(config.out)
+                before = recipes.read_run(config.out)[0] if resumed else None
                 compile_if_faster(trainer, before=before)
             if config.overwrite and first and not config.resume:
-                clear_run(config.out)  # only now that the new run can start
+                recipes.clear_run(config.out)  # only now that the new run can start
             distributed.barrier()
             return trainer.fit()
     finally:
@@ -188,7 +173,7 @@ def run(
 def check_folder(config: RunConfig) -> None:
     """Raise if the folder has another run, or nothing to resume."""
     out, unfinished = config.out, has_state(config.out)
-    if config.overwrite and not config.resume and (is_run(out) or not out.exists()):
+    if config.overwrite and not config.resume and (recipes.is_run(out) or not out.exists()):
         return
     if unfinished and not config.resume:
         raise ConfigError(
@@ -225,7 +210,7 @@ class Trainer:
         settings = auto.settings
         teacher = None
         if settings.loss.teacher:
-            teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size)
+            teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size).to(device)
         auto.choose_execution(model.config, device)
         (height, width), train = pair(model.config.image_size), splits.train
         self.num_parameters = sum(p.numel() for p in model.parameters())  # without LoRA
@@ -377,7 +362,7 @@ class Trainer:
             self.budget = plan_time_budget(self)
         first, step = distributed.is_main(), self.state.step
         if first:
-            write_run(
+            recipes.write_run(
                 self.folder,
                 self.settings,
                 data=self.config.data,
@@ -604,7 +589,7 @@ class Trainer:
         provenance |= {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
         if settings.lora is not None:
             provenance["lora"] = settings.lora
-            alpha, path = settings.lora_alpha, self.folder / ADAPTER
+            alpha, path = settings.lora_alpha, self.folder / recipes.ADAPTER
             save_adapter(path, weights, model, settings.lora, alpha, provenance)
             weights = merge_lora(weights, alpha / settings.lora)
         model.load_state_dict(weights, assign=True)  # already a copy
@@ -629,7 +614,7 @@ class Trainer:
             outcomes=outcomes,
             sources=dict(self.splits.held_out),
             class_names=train.classes,
-            settings=to_toml(self.settings),
+            settings=recipes.to_toml(self.settings),
             timings=self.timings,
             skipped=self.batches.skipped,
             next_steps=[
@@ -638,7 +623,7 @@ class Trainer:
                 f"vitrail convert {self.folder} model.safetensors --to timm",
             ],
         )
-        write_atomic(self.folder / REPORT, page)
+        write_atomic(self.folder / recipes.REPORT, page)
 
     # Checkpoints
 
