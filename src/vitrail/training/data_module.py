@@ -36,6 +36,7 @@ DEV_FRACTION_LARGE = 0.01
 TASK_KEYS = {"data": str, "name": str, "group": str, "train": str, "test": str, "vary": bool}
 ABSOLUTE = ("builtin:", "hf:", "~")  # data references that are not relative to the tasks file
 MIN_TASK_IMAGES = 5
+OPENED = "dataset:"  # instead of a reference, with the fingerprint of an opened training set
 FIT_FRACTION = 0.8  # of the images drawn from a task, to train on while choosing
 
 
@@ -49,10 +50,33 @@ class DataSplits:
     notes: list[str] = field(default_factory=list)
 
 
-def open_splits(reference: str, settings: Settings) -> DataSplits:
-    """Open the splits of a dataset; raise for what cannot work, note what is unusual."""
-    fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
-    splits = datasets.open_splits(reference, splits=fractions)
+def opened_splits(data: Any) -> dict[str, ImageDataset]:
+    """Return opened datasets by split; a dataset alone is the train split."""
+    splits = data if isinstance(data, Mapping) else {"train": data}
+    splits = {datasets.canonical_split(name): dataset for name, dataset in splits.items()}
+    for dataset in splits.values():
+        if not isinstance(dataset, ImageDataset):
+            raise ConfigError(
+                f"data is a {type(dataset).__name__}; expected a reference, such as a folder, or "
+                "datasets of vitrail.open_dataset, by split"
+            )
+    if "train" not in splits:
+        raise DataError(f"the datasets have no train split; they have: {', '.join(splits)}")
+    return splits
+
+
+def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> DataSplits:
+    """Open the splits of a dataset, or check opened ones; raise for what cannot work, note what is
+    unusual."""
+    if isinstance(data, str):
+        reference = data
+        fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
+        splits = datasets.open_splits(reference, splits=fractions)
+    else:
+        reference, splits = "the dataset", dict(data)
+        if settings.dev and "val" not in splits:
+            alone = DataSplits(reference=reference, train=splits["train"], held_out={})
+            splits["train"], _, splits["val"] = hold_out_dev(alone, settings.dev)
     if "train" not in splits:
         raise DataError(
             f"{reference} has no train split; it has: {', '.join(splits) or 'no images'}"

@@ -23,7 +23,8 @@ from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save, save_adapter
-from vitrail.data.provenance import DataProvenance
+from vitrail.data.datasets import ImageDataset
+from vitrail.data.provenance import DataProvenance, fingerprint
 from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
 from vitrail.evaluation.results import EvaluationResult
@@ -40,7 +41,13 @@ from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
-from vitrail.training.data_module import BatchStream, batch_preparation, open_splits
+from vitrail.training.data_module import (
+    OPENED,
+    BatchStream,
+    batch_preparation,
+    open_splits,
+    opened_splits,
+)
 from vitrail.training.loop import (
     DivergedError,
     Evaluator,
@@ -103,23 +110,26 @@ class Result:
 
 @renamed_keyword("watch", "callback")
 def train(
-    data: str | PathLike[str],
+    data: str | PathLike[str] | ImageDataset | Mapping[str, ImageDataset],
     out: str | PathLike[str],
     *,
     start: str | PathLike[str] = "",
     recipe: str | PathLike[str] = "",
+    settings: Settings | None = None,
     resume: bool = False,
     callback: Callback | None = None,
     **changes: Any,
 ) -> Result:
     """Train a model on images, or fine-tune `start`, any model reference; the bundle is `out`.
 
+    `data` is a reference, an opened dataset to train on, or several by split: train, val, test.
+
     >>> result = train("pictures", "runs/first", minutes=10)
     >>> result.outcomes["val"].accuracy
     >>> train("pictures", "runs/second", start="builtin:vit-photos", epochs=4)
     >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
 
-    `changes` are settings, which override those of `recipe`; what is not given is chosen from the
+    `changes` override `settings` or those of `recipe`; what is not given is chosen from the
     data. `resume` continues a run that was stopped; `changes` may then not make it another run.
     `callback` receives the run's events.
     """
@@ -128,9 +138,17 @@ def train(
             f"start is a {type(start).__name__}, which a resumed run could not load again; "
             "save it with vitrail.save, and pass that folder"
         )
-    folder, data, start, recipe = Path(out), fspath(data), fspath(start), fspath(recipe)
-    if resume and recipe:
-        raise ConfigError("a run is resumed with its own settings; leave the recipe out")
+    opened = None if isinstance(data, str | PathLike) else opened_splits(data)
+    data = f"{OPENED}{fingerprint(opened['train'])}" if opened else fspath(data)  # pyright: ignore[reportArgumentType]
+    folder, start, recipe = Path(out), fspath(start), fspath(recipe)
+    if settings is not None and not isinstance(settings, Settings):
+        raise ConfigError(
+            f"settings is a {type(settings).__name__}; pass vitrail.Settings(…), or keywords"
+        )
+    if resume and (recipe or settings):
+        raise ConfigError("a run is resumed with its own settings; leave recipe and settings out")
+    if recipe and settings:
+        raise ConfigError("recipe and settings exclude each other; pass one of them, and keywords")
     if resume:
         before, own_data, own_start = read_run(folder)
         if not same_location(data, own_data):
@@ -143,13 +161,16 @@ def train(
         settings, start = override(before, changes), own_start
         check_same_run(before, settings)
     else:
-        settings = read_recipe(recipe) if recipe else Settings()
+        settings = read_recipe(recipe) if recipe else settings or Settings()
         names = [name for name, value in changes.items() if value is not None]
         for name, value in changes.items():
             nested = value if isinstance(value, Mapping) else {}
             names += [f"{name}.{key}" for key, inner in nested.items() if inner is not None]
         settings = override(drop_alternatives(settings, names), changes)
-    config = RunConfig(data=data, out=folder, settings=settings, start=start, resume=resume)
+    splits = open_splits(opened, settings) if opened else None
+    config = RunConfig(
+        data=data, out=folder, settings=settings, start=start, resume=resume, splits=splits
+    )
     return run(config, callback)
 
 
@@ -613,6 +634,7 @@ class Trainer:
     def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
         config, train, step = self.model.config, self.splits.train, self.state.step
         height, width = pair(config.image_size)
+        data = "DATA" if self.config.data.startswith(OPENED) else self.config.data
         page = run_page(
             title=self.folder.resolve().name,
             facts={
@@ -633,7 +655,7 @@ class Trainer:
             timings=self.timings,
             skipped=self.batches.skipped,
             next_steps=[
-                f"vitrail evaluate {self.folder} {self.config.data} --out {self.folder}/evaluation",
+                f"vitrail evaluate {self.folder} {data} --out {self.folder}/evaluation",
                 f"vitrail inspect {self.folder} --out {self.folder}/inspection",
                 f"vitrail convert {self.folder} model.safetensors --to timm",
             ],
