@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from vitrail.data.datasets import (
 )
 from vitrail.data.loader import Batch, Loader, TrainSampler, balanced_probabilities
 from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
+from vitrail.data.provenance import fingerprint
 from vitrail.data.transforms import TrainTransform, normalize
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 from vitrail.formatting import comma_list
@@ -36,7 +38,6 @@ DEV_FRACTION_LARGE = 0.01
 TASK_KEYS = {"data": str, "name": str, "group": str, "train": str, "test": str, "vary": bool}
 ABSOLUTE = ("builtin:", "hf:", "~")  # data references that are not relative to the tasks file
 MIN_TASK_IMAGES = 5
-OPENED = "dataset:"  # instead of a reference, with the fingerprint of an opened training set
 FIT_FRACTION = 0.8  # of the images drawn from a task, to train on while choosing
 
 
@@ -50,8 +51,13 @@ class DataSplits:
     notes: list[str] = field(default_factory=list)
 
 
-def opened_splits(data: Any) -> dict[str, ImageDataset]:
-    """Return opened datasets by split; a dataset alone is the train split."""
+def reference_of(data: Any) -> tuple[str, dict[str, ImageDataset] | None]:
+    """Return a reference, and opened datasets by split; a dataset alone is the train split.
+
+    The reference of opened datasets is the fingerprint of the training images.
+    """
+    if isinstance(data, str | PathLike):
+        return fspath(data), None
     splits = data if isinstance(data, Mapping) else {"train": data}
     splits = {datasets.canonical_split(name): dataset for name, dataset in splits.items()}
     for dataset in splits.values():
@@ -62,7 +68,7 @@ def opened_splits(data: Any) -> dict[str, ImageDataset]:
             )
     if "train" not in splits:
         raise DataError(f"the datasets have no train split; they have: {', '.join(splits)}")
-    return splits
+    return f"dataset:{fingerprint(splits['train'])}", splits
 
 
 def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> DataSplits:

@@ -24,7 +24,7 @@ from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save, save_adapter
 from vitrail.data.datasets import ImageDataset
-from vitrail.data.provenance import DataProvenance, fingerprint
+from vitrail.data.provenance import DataProvenance
 from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
 from vitrail.evaluation.results import EvaluationResult
@@ -41,13 +41,7 @@ from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
-from vitrail.training.data_module import (
-    OPENED,
-    BatchStream,
-    batch_preparation,
-    open_splits,
-    opened_splits,
-)
+from vitrail.training.data_module import BatchStream, batch_preparation, open_splits, reference_of
 from vitrail.training.loop import (
     DivergedError,
     Evaluator,
@@ -80,10 +74,9 @@ from vitrail.training.recipes import (
     REPORT,
     check_same_run,
     clear_run,
-    drop_alternatives,
+    combine,
     is_run,
     override,
-    read_recipe,
     read_run,
     to_toml,
     write_run,
@@ -122,15 +115,14 @@ def train(
 ) -> Result:
     """Train a model on images, or fine-tune `start`, any model reference; the bundle is `out`.
 
-    `data` is a reference, an opened dataset to train on, or several by split: train, val, test.
-
     >>> result = train("pictures", "runs/first", minutes=10)
     >>> result.outcomes["val"].accuracy
     >>> train("pictures", "runs/second", start="builtin:vit-photos", epochs=4)
     >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
 
-    `changes` override `settings` or those of `recipe`; what is not given is chosen from the
-    data. `resume` continues a run that was stopped; `changes` may then not make it another run.
+    `data` is a reference, an opened dataset to train on, or several by split: train, val, test.
+    `changes` override `settings` or those of `recipe`; what is not given is chosen from the data.
+    `resume` continues a run that was stopped; `changes` may then not make it another run.
     `callback` receives the run's events.
     """
     if not isinstance(start, str | PathLike):
@@ -138,22 +130,15 @@ def train(
             f"start is a {type(start).__name__}, which a resumed run could not load again; "
             "save it with vitrail.save, and pass that folder"
         )
-    opened = None if isinstance(data, str | PathLike) else opened_splits(data)
-    data = f"{OPENED}{fingerprint(opened['train'])}" if opened else fspath(data)  # pyright: ignore[reportArgumentType]
-    folder, start, recipe = Path(out), fspath(start), fspath(recipe)
-    if settings is not None and not isinstance(settings, Settings):
-        raise ConfigError(
-            f"settings is a {type(settings).__name__}; pass vitrail.Settings(…), or keywords"
-        )
+    reference, opened = reference_of(data)
+    folder, start = Path(out), fspath(start)
     if resume and (recipe or settings):
         raise ConfigError("a run is resumed with its own settings; leave recipe and settings out")
-    if recipe and settings:
-        raise ConfigError("recipe and settings exclude each other; pass one of them, and keywords")
     if resume:
         before, own_data, own_start = read_run(folder)
-        if not same_location(data, own_data):
+        if not same_location(reference, own_data):
             raise ConfigError(
-                f"{out} was trained on {own_data}, not {data}; pass that dataset to resume"
+                f"{out} was trained on {own_data}, not {reference}; pass that dataset to resume"
             )
         if start and not same_location(start, own_start):
             init = own_start or "random initialization"
@@ -161,16 +146,10 @@ def train(
         settings, start = override(before, changes), own_start
         check_same_run(before, settings)
     else:
-        settings = read_recipe(recipe) if recipe else settings or Settings()
-        names = [name for name, value in changes.items() if value is not None]
-        for name, value in changes.items():
-            nested = value if isinstance(value, Mapping) else {}
-            names += [f"{name}.{key}" for key, inner in nested.items() if inner is not None]
-        settings = override(drop_alternatives(settings, names), changes)
-    splits = open_splits(opened, settings) if opened else None
-    config = RunConfig(
-        data=data, out=folder, settings=settings, start=start, resume=resume, splits=splits
-    )
+        settings = combine(fspath(recipe), settings, changes)
+    config = RunConfig(data=reference, out=folder, settings=settings, start=start, resume=resume)
+    if opened is not None:
+        config = replace(config, splits=open_splits(opened, settings))
     return run(config, callback)
 
 
@@ -633,14 +612,13 @@ class Trainer:
 
     def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
         config, train, step = self.model.config, self.splits.train, self.state.step
-        height, width = pair(config.image_size)
-        data = "DATA" if self.config.data.startswith(OPENED) else self.config.data
+        data = "DATA" if self.config.data.startswith("dataset:") else self.config.data
         page = run_page(
             title=self.folder.resolve().name,
             facts={
                 "model": name_of(config),
                 "parameters": f"{self.num_parameters:,}",
-                "image size": f"{height} x {width} pixels",
+                "image size": "{} x {} pixels".format(*pair(config.image_size)),
                 "data": self.config.data,
                 "training images": f"{len(train):,} of {len(train.classes):,} classes",
                 "steps": f"{step:,} ({self.epochs(step):.1f} epochs)",
