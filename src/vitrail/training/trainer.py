@@ -143,13 +143,13 @@ def train(
         if start and not same_location(start, own_start):
             init = own_start or "random initialization"
             raise ConfigError(f"{out} started from {init}, not {start}; leave start out to resume")
-        settings, start = override(before, changes), own_start
-        check_same_run(before, settings)
+        chosen, start = override(before, changes), own_start
+        check_same_run(before, chosen)
     else:
-        settings = combine(fspath(recipe), settings, changes)
-    config = RunConfig(data=reference, out=folder, settings=settings, start=start, resume=resume)
+        chosen = combine(fspath(recipe), settings, changes)
+    config = RunConfig(data=reference, out=folder, settings=chosen, start=start, resume=resume)
     if opened is not None:
-        config = replace(config, splits=open_splits(opened, settings))
+        config = replace(config, splits=open_splits(opened, chosen))
     return run(config, callback)
 
 
