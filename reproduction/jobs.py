@@ -189,12 +189,21 @@ def finetuning(datasets: Datasets, start: Job | None, model: ModelSettings, seed
     )
 
 
+# Settings of a model that earlier runs did not have: they count only if they are set.
+ADDED = ("resnet_width", "unit", "rope_theta", "attention", "qkv_bias", "key_bias", "qk_norm")
+ADDED += ("mlp", "norm", "pre_norm", "registers", "class_token")
+
+
 def digest(job: Job) -> str:
     """Return a short hash of a job and everything it depends on."""
+    settings = asdict(job.settings)
+    for name in ADDED:
+        if settings["model"][name] is None:
+            del settings["model"][name]
     values = {
         "protocol": VERSION,
         "data": data_fingerprints(job.data),
-        "settings": asdict(job.settings),
+        "settings": settings,
         "images": job.images,
         "test_images": job.test_images,
         "half": job.half,

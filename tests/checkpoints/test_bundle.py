@@ -163,3 +163,27 @@ def test_invalid_destination_raises(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="contains no weights"):
         load(tmp_path / "empty")
+
+
+def test_module_that_the_config_does_not_describe_is_not_saved(tmp_path):
+    class Linear(torch.nn.Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    class Extended(type(random_model(VIT))):
+        def embeddings(self, images):
+            return self.features(images)
+
+    model = random_model(VIT)
+    model.__class__ = Extended  # only adds a method
+    save(model, tmp_path / "extended")
+    assert same_weights(load(tmp_path / "extended"), model)
+    model.encoder.blocks[0].mlp.fc1.__class__ = Linear
+    for path, format in (("bundle", "bundle"), ("x.npz", "google")):
+        with pytest.raises(CheckpointError, match=r"save encoder\.blocks\.0\.mlp\.fc1, a Linear: "):
+            save(model, tmp_path / path, format)
+        assert not (tmp_path / path).exists()
+    model = random_model(VIT)
+    model.pool.forward = lambda tokens, sizes: 2 * tokens[:, 0]
+    with pytest.raises(CheckpointError, match="cannot save pool, a ClassToken: "):
+        save(model, tmp_path / "bundle")

@@ -14,6 +14,7 @@ from tiny_models import awake
 from vitrail import CheckpointError, ConfigError, DataError, Metadata, Predictor, Preprocessing
 from vitrail.export.onnx import to_onnx
 from vitrail.export.session import OnnxEngine, engine_for, open_session
+from vitrail.models.attention import SelfAttention
 
 pytestmark = pytest.mark.slow
 
@@ -139,6 +140,35 @@ def test_engines_are_cached_by_weights_names_and_kind(model, cache):
     model.metadata = METADATA
     engine_for(model, "onnx")
     assert len(list(cache.iterdir())) == 4
+
+
+class TalkingHeads(SelfAttention):
+    """Mixes the logits of the heads (Shazeer et al. 2020, arXiv:2003.02436)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.mixing = torch.nn.Parameter(torch.randn(config.heads, config.heads))
+
+    def weights(self, query, key, bias=None):
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        return torch.einsum("gh,bhqn->bgqn", self.mixing, scores).softmax(dim=-1)
+
+
+def test_replaced_attention_is_exported_and_not_cached(cache):
+    model = awake(SMALLEST)
+    for block in model.encoder.blocks:
+        attention = TalkingHeads(SMALLEST)
+        attention.load_state_dict(block.attention.state_dict(), strict=False)
+        block.attention = attention
+    engine_for(model, "onnx")  # verifies the outputs at several sizes
+    assert not list(cache.rglob("*.onnx"))
+    TalkingHeads.weights = lambda self, query, key, bias=None: (query @ key.mT).cumsum(dim=-1)
+    with pytest.raises(ConfigError, match=r"uses aten.cumsum.default, which has no translation"):
+        engine_for(model, "onnx")
+    constant = torch.tensor
+    TalkingHeads.weights = lambda self, q, key, bias=None: q @ key.mT / constant(float(key.size(2)))
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attention, a TalkingHeads, a number"):
+        engine_for(model, "onnx")
 
 
 def test_engine_works_without_a_writable_cache(model, tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_chunk_size_does_not_matter(shape, rows, monkeypatch):
     with torch.no_grad():
         layer, seen = next(iter_layers(model, images)), torch.zeros(3, model.config.num_tokens)
         for some, queries in layer.slices():
-            assert layer.scores(some, queries).nbytes <= attention.CHUNK_BYTES
+            assert layer.weights(some, queries).nbytes <= attention.CHUNK_BYTES
             seen[some, queries] += 1
     assert (seen == 1).all()
     for name in whole.distance:

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import tiny_models
 from vitrail import ConfigError, VisionTransformer, create
+from vitrail.models.attention import SelfAttention
 from vitrail.models.config import NUMERICS
 from vitrail.models.encoder import Branch, drop_path
 from vitrail.models.init import initialize
@@ -306,3 +307,44 @@ def test_bfloat16_and_float64_models_run(tiny):
             model = build(tiny.change(**kind), device="cpu")
             initialize(model)
             assert model.to(dtype)(torch.rand(1, 3, 8, 8, dtype=dtype)).dtype == dtype
+
+
+class SigmoidAttention(SelfAttention):
+    """Without a softmax (Ramapuram et al. 2024, arXiv:2409.04431)."""
+
+    def weights(self, query, key, bias=None):
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        return torch.sigmoid(scores if bias is None else scores + bias) / key.shape[2]
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "mean", "position": "relative"}])
+def test_attention_variant_is_used_by_every_path(tiny, changes):
+    model = random_model(tiny.change(**changes))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    softmax = model(images)
+    for block in model.encoder.blocks:
+        block.attention.__class__ = SigmoidAttention
+    logits = model(images)
+    assert not torch.allclose(logits, softmax, rtol=0.01)
+    torch.testing.assert_close(logits, model.run_head(model.encode(images))[1])
+    tokens, grid = model.prepare_tokens(images)
+    maps = list(model.attention_maps(images))
+    for index, output in enumerate(model.layers(images)):
+        block = model.encoder.blocks[index]
+        tokens, relative = model.encoder.layer_inputs(index, tokens, grid)
+        value = block.attention.query_key_value(block.norm1(tokens), relative)[2]
+        mixed = block.attention.merge((maps[index] @ value).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(output, block.add_mlp(tokens + mixed))
+        tokens = output
+    assert torch.equal(next(model.attention_maps(images, layers=[0], heads=[1])), maps[0][:, [1]])
+
+
+def test_attention_maps_of_an_unknown_forward_pass_raise(tiny):
+    class Uniform(SelfAttention):
+        def forward(self, tokens, *args):
+            return tokens.mean(dim=1, keepdim=True)
+
+    model = random_model(tiny)
+    model.encoder.blocks[1].attention.__class__ = Uniform
+    with pytest.raises(ConfigError, match=r"blocks\.1\.attention is a Uniform .* `weights`"):
+        list(model.attention_maps(torch.randn(1, 3, 8, 8, dtype=torch.float64)))

@@ -49,6 +49,15 @@ def test_cache_is_read_unless_it_is_damaged(model, source, tmp_path, monkeypatch
     assert features_of(model, source).cached
 
 
+def test_cache_is_not_used_for_a_replaced_module(model, source):
+    features_of(model, source)
+    model.pool.forward = lambda tokens, sizes: 2 * tokens[:, 0]
+    features = features_of(model, source)
+    assert not features.cached
+    del model.pool.forward
+    assert not np.array_equal(features_of(model, source).values, features.values)
+
+
 def test_cache_depends_on_the_backbone_but_not_on_the_head(model, source):
     features_of(model, source)
     width = model.config.num_features

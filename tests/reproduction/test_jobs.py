@@ -20,7 +20,7 @@ from reproduction.runner import Runner
 from tiny_runs import SETTINGS, Recorder, write_colors
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.checkpoint import has_state
-from vitrail.training.config import ModelSettings
+from vitrail.training.config import ModelSettings, Settings
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +79,10 @@ def test_digest_depends_on_everything(job, tmp_path):
     others += [changed(job, seed=1), changed(job, steps=9)]
     assert len({digest(one) for one in [job, *others]}) == len(others) + 1
     assert digest(job) == digest(replace(job))
+    # A new setting must not make finished runs unknown while it is not set: see `ADDED`.
+    default = replace(job, data="builtin:sign-digits", settings=Settings())
+    assert digest(default) == "9bada90073be95ed"
+    assert digest(changed(default, model=ModelSettings(registers=1))) != digest(default)
 
 
 def test_subsets_are_nested_and_depend_on_the_seed(job):

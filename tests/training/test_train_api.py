@@ -1,15 +1,16 @@
 """`vitrail.train` accepts what the command accepts."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import vitrail
-from tiny_runs import SETTINGS
+from tiny_runs import SETTINGS, equal, weights, write_colors
 from vitrail.cli import parse
 from vitrail.training import trainer
+from vitrail.training.config import ModelSettings
 from vitrail.training.recipes import write_run
 
 RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
@@ -85,6 +86,58 @@ def test_keywords_are_validated_like_recipes(configs):
         assert str(failure.value).endswith(message)
 
 
+def test_every_field_of_a_config_is_a_setting():
+    configs = (vitrail.VitConfig, vitrail.BitConfig, vitrail.MixerConfig)
+    names = {f.name for config in configs for f in fields(config)} - {"num_classes"}
+    assert {f.name for f in fields(ModelSettings)} == names | {"name", "init", "head_bias"}
+
+
+def test_settings_object(configs):
+    vitrail.train("pictures", "run", settings=SETTINGS, epochs=2, optim={"kind": "sgd"})
+    optim = replace(SETTINGS.optim, kind="sgd")
+    assert configs[0].settings == replace(SETTINGS, steps=None, epochs=2.0, optim=optim)
+    with pytest.raises(vitrail.ConfigError, match="recipe and settings exclude each other"):
+        vitrail.train("pictures", "run", settings=SETTINGS, recipe="deit-s16")
+    with pytest.raises(vitrail.ConfigError, match=r"settings is a dict; pass vitrail\.Settings"):
+        vitrail.train("pictures", "run", settings={"steps": 7})
+
+
+def test_opened_datasets(configs, tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    train, test = (vitrail.open_dataset(data, split) for split in ("train", "test"))
+    vitrail.train(train, "run")
+    vitrail.train(train, "run", dev=0.2)
+    vitrail.train({"train": train, "Validation": test}, "run")
+    assert [len(config.splits.train) for config in configs] == [30, 24, 30]
+    sizes = [{name: len(x) for name, x in c.splits.held_out.items()} for c in configs]
+    assert sizes == [{}, {"val": 6}, {"val": 12}]
+    with pytest.raises(vitrail.DataError, match="no train split; they have: test"):
+        vitrail.train({"test": test}, "run")
+    with pytest.raises(vitrail.ConfigError, match=r"data is a ndarray; .* vitrail\.open_dataset"):
+        vitrail.train(np.zeros((2, 8, 8, 3)), "run")
+
+
+@pytest.mark.slow
+def test_opened_dataset_trains_and_resumes_like_its_reference(tmp_path):
+    class StopAfter(vitrail.Callback):
+        def on_step(self, row):
+            if row["step"] == 4:
+                raise KeyboardInterrupt
+
+    data = write_colors(tmp_path / "colors.npz")
+    splits = {split: vitrail.open_dataset(data, split) for split in ("train", "test")}
+    vitrail.train(data, tmp_path / "reference", settings=SETTINGS)
+    run, changes = tmp_path / "opened", {"save_minutes": 1e-9}
+    with pytest.raises(KeyboardInterrupt):
+        vitrail.train(splits, run, settings=SETTINGS, callback=StopAfter(), **changes)
+    with pytest.raises(vitrail.ConfigError, match=r"was trained on dataset:\w+, not dataset:"):
+        vitrail.train(splits["test"], run, resume=True)
+    result = vitrail.train(splits, run, resume=True)
+    assert equal(weights(tmp_path / "reference"), weights(run))
+    assert list(result.outcomes) == ["test"]
+    assert f"vitrail evaluate {run} DATA " in (run / "report.html").read_text()
+
+
 @pytest.fixture
 def stopped(tmp_path) -> Path:
     """A run folder with nothing but settings.toml."""
@@ -110,7 +163,8 @@ def test_resume_with_changed_settings(configs, stopped):
         ({"model": {"depth": 3}}, "model.depth=3 cannot be changed when a run is resumed"),
         ({"optim": {"weight_decay": 0.5}}, "optim.weight_decay=0.5 cannot be changed"),
         ({"loss": {"label_smoothing": 0.1}}, "loss.label_smoothing=0.1 cannot be changed"),
-        ({"recipe": "deit-s16"}, "leave the recipe out"),
+        ({"recipe": "deit-s16"}, "leave recipe and settings out"),
+        ({"settings": vitrail.Settings()}, "leave recipe and settings out"),
         ({"start": "second"}, "started from first, not second; leave start out"),
     ],
 )

@@ -302,8 +302,9 @@ def table_for(config: Config, format: str) -> Table:
     """Return the table of a format for a model: the first that can express it, or the first."""
     if format not in FORMATS:
         raise unknown("format", format, ["bundle", *FORMATS])
-    if "axial" in (getattr(config, "attention", ""), getattr(config, "unit", "")):
-        raise CheckpointError(f"{format} does not support axial attention; use bundle")
+    attention = getattr(config, "attention", getattr(config, "unit", "global"))
+    if attention not in ("global", "conv"):
+        raise CheckpointError(f"{format} does not support {attention} attention; use bundle")
     tables = {
         name: [table for table in each.tables if isinstance(config, table.family)]
         for name, each in FORMATS.items()

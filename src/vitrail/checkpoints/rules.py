@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -204,7 +205,7 @@ def write(model: Model, rules: Sequence[Rule]) -> dict[str, Tensor]:
 
 
 def float32_state_dict(model: Model) -> dict[str, Tensor]:
-    """Return the weights as float32 on the CPU, after checking them against the config."""
+    """Return the weights as float32 on the CPU, after checking the model against its config."""
     expected = meta_state_dict(model.config)
     tensors = model.state_dict()
     for name in sorted(expected.keys() | tensors.keys()):
@@ -216,7 +217,32 @@ def float32_state_dict(model: Model) -> dict[str, Tensor]:
             )
         if tensors[name].is_meta:
             raise CheckpointError("cannot save a model on the meta device: it has no values")
+    if module := replaced_module(model):
+        raise CheckpointError(
+            f"cannot save {module}: the config does not describe its forward pass, so that the "
+            "weights would be loaded into another model; use torch.save(model.state_dict(), …)"
+        )
     return {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}
+
+
+def replaced_module(model: Model) -> str:
+    """Return the name and class of a module that computes something else than the config's.
+
+    These are other classes, subclasses that override a method, and modules whose `forward` was
+    replaced, except by accelerate, which calls the old one.
+    """
+    expected = dict(build(model.config).named_modules())
+    for name, module in model.named_modules():
+        kinds = type(expected.get(name, module)).__mro__[:-2]  # without nn.Module and object
+        methods = {k: v for kind in kinds[::-1] for k, v in vars(kind).items()}
+        own = vars(module)
+        if ("forward" in own and "_old_forward" not in own) or any(
+            getattr(type(module), method, None) is not function
+            for method, function in methods.items()
+            if isinstance(function, FunctionType) and not method.startswith("__")
+        ):
+            return f"{name or 'the model'}, a {type(module).__name__}"
+    return ""
 
 
 def unwrap_model(model: Any) -> Model:

@@ -206,7 +206,7 @@ class Compiler:
         elif (method := getattr(self, kind.lower(), None)) is not None:
             method(node, settings, out, *inputs)
         else:
-            raise NotImplementedError(f"{kind} has no kernel")
+            raise ConfigError(f"the page has no kernel for {kind}; try --to onnx")
 
     def binary(self, number: int, out: str, a: str, b: str) -> None:
         shape = self.shapes[out]

@@ -200,7 +200,9 @@ class OnnxGraph:
         elif (translate := getattr(self, name, None)) is not None:
             output = translate(fake, *args, **kwargs)
         else:
-            raise NotImplementedError(f"{target} has no translation to ONNX")
+            raise ConfigError(
+                f"{self.module} uses {target}, which has no translation to ONNX; try --to torch"
+            )
         if isinstance(output, list):
             return [Value(*each) for each in zip(output, fake, strict=True)]
         return Value(output, fake) if isinstance(output, str) else output
@@ -257,7 +259,10 @@ class OnnxGraph:
                 (op for kind, op in operations.items() if isinstance(expression, kind)), ""
             )
             if not operation:
-                raise NotImplementedError(f"the size {expression} has no translation to ONNX")
+                raise ConfigError(
+                    f"{self.module} uses the size {expression}, which has no translation to ONNX; "
+                    "try --to torch"
+                )
             parts = [self.size(part) for part in expression.args]
             self.known[expression] = reduce(lambda a, b: self.emit(operation, a, b), parts)
         return self.known[expression]
@@ -334,7 +339,9 @@ class OnnxGraph:
         return self.emit("Slice", x, self.sizes([start or 0]), self.sizes([end]), int64(dim))
 
     def einsum(self, out: Tensor, equation: str, operands: list[Any], **_: Any) -> str:
-        """A matrix product with weights, transposed or not, as in `attend_without_kv`."""
+        """A matrix product with weights, transposed or not, in `attend_without_kv`."""
+        if equation not in EINSUMS:
+            return self.emit("Einsum", *operands, equation=equation)
         x, weight = operands
         transposed = equation[-1] != equation.split("->")[0][-1]
         return self.multiply(x, weight.mT if transposed else weight)
@@ -427,6 +434,7 @@ def int64(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+EINSUMS = ("bhrk,hkd->bhrd", "bhrd,hkd->bhrk")  # that are matrix products, one per head
 # ATen operations: functions of the graph, the fake output and the arguments of the operation.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "cat": lambda g, out, parts, dim=0: g.emit("Concat", *parts, axis=dim),

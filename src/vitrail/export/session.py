@@ -20,6 +20,7 @@ from vitrail import __version__
 from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.files import atomic_write
 from vitrail.checkpoints.metadata import Metadata
+from vitrail.checkpoints.rules import replaced_module
 from vitrail.data.storage import cache_folder
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.export import OnnxKind
@@ -131,7 +132,7 @@ def engine_for(
     model = prepare_model(model)
     int8 = kind == "onnx-int8"
     path = None
-    if (folder := cache_folder("onnx")) is not None:
+    if (folder := cache_folder("onnx")) is not None and not replaced_module(model):
         versions = {"versions": [__version__, runtime.__version__]}
         key = digest(model.state_dict(), describe_model(model, int8=int8) | versions)
         path = folder / f"{key}.onnx"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.checkpoints.rules import unwrap_model
+from vitrail.checkpoints.rules import replaced_module, unwrap_model
 from vitrail.data.datasets import Dataset, ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.data.transforms import EvalTransform, normalize
@@ -110,9 +110,14 @@ def check_difference(
             differences.append(float((outputs[key] - value).abs().max() / largest))
     difference = float(np.max(differences))  # NaN if any is
     if not difference <= tolerance:
+        reason = "This is a bug of vitrail or of a library it uses"
+        if module := replaced_module(model):
+            reason = (
+                f"In {module}, a number that depends on the image size may have become constant"
+            )
         raise CheckpointError(
             f"the outputs of the export differ from the model's by {difference:.1e} of the "
-            "largest; nothing was written. This is a bug of vitrail or of a library it uses"
+            f"largest; nothing was written. {reason}"
         )
     return difference
 

@@ -1,7 +1,7 @@
 """Attention layer by layer: maps, and statistics over many images.
 
-The forward pass keeps its fused attention. `LayerAttention.scores` computes a map, or some rows of
-it, beside it; the numbers are those of `models/attention.py`, which a test compares bit for bit.
+The forward pass keeps its fused attention. `LayerAttention.weights` computes a map, or some rows
+of it, beside it; the numbers are those of `models/attention.py`, which a test compares bit for bit.
 Statistics are summed up rows at a time: no layer's maps are ever held as a whole.
 
 Shapes: B images, L layers, H heads, N tokens: P of the prefix (class token, registers, ...), then
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, DataError
-from vitrail.models.attention import Relative, relative_bias
+from vitrail.models.attention import Relative, SelfAttention, relative_bias
 from vitrail.models.patch_embed import check_images
 from vitrail.models.pos_embed import Grid
 from vitrail.models.registry import name_of
@@ -62,6 +62,7 @@ def require_attention(model: nn.Module, what: str) -> VisionTransformer:
 class LayerAttention(NamedTuple):
     """Queries and keys of a layer, from which its maps are computed, and its output."""
 
+    attention: SelfAttention
     query: Tensor  # (B, H, N, K)
     key: Tensor  # (B, H, N, K)
     relative: Relative
@@ -76,12 +77,10 @@ class LayerAttention(NamedTuple):
             for row in range(0, tokens, rows):
                 yield slice(first, first + together), slice(row, row + rows)
 
-    def scores(self, images: slice, rows: slice) -> Tensor:
-        """Return attention before the softmax: (b, H, q, N)."""
+    def weights(self, images: slice, rows: slice) -> Tensor:
+        """Return the attention weights of some queries: (b, H, q, N)."""
         query, key = self.query[images, :, rows], self.key[images]
-        scores = query @ key.mT / query.shape[-1] ** 0.5
-        bias = relative_bias(query, self.relative, rows)
-        return scores if bias is None else scores + bias
+        return self.attention.weights(query, key, relative_bias(query, self.relative, rows))
 
 
 def iter_layers(model: VisionTransformer, images: Tensor) -> Iterator[LayerAttention]:
@@ -90,14 +89,15 @@ def iter_layers(model: VisionTransformer, images: Tensor) -> Iterator[LayerAtten
 
     def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         recorded[:] = query, key
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return attention.attend(query, key, value, bias)
 
     tokens, grid = model.prepare_tokens(images)
     for index, block in enumerate(model.encoder.blocks):
+        attention = model.encoder.attention(index)
         tokens, relative = model.encoder.layer_inputs(index, tokens, grid)
         tokens = block(tokens, relative, attend=attend)
         query, key = recorded
-        yield LayerAttention(query, key, relative, tokens)
+        yield LayerAttention(attention, query, key, relative, tokens)
 
 
 def batch_size_for(model: Model, size: tuple[int, int]) -> int:
@@ -217,9 +217,8 @@ class StatsAccumulator:
         (count, heads), prefix = layer.query.shape[:2], self.prefix
         products = self.entropy.new_zeros(count, heads, heads)
         for images, rows in layer.slices():
-            scores = layer.scores(images, rows)
-            maps = scores.softmax(dim=-1).double()  # (b, H, q, N)
-            self.entropy[index] -= (maps * scores.log_softmax(dim=-1)).sum(dim=(0, 2, 3))
+            maps = layer.weights(images, rows).double()  # (b, H, q, N)
+            self.entropy[index] += torch.special.entr(maps).sum(dim=(0, 2, 3))
             products[images] += maps.flatten(2) @ maps.flatten(2).mT
             weighted = maps * torch.cdist(self.positions[rows], self.positions)  # (b, H, q, N)
             to_patches = weighted[..., prefix:].sum(-1)  # (b, H, q)
@@ -289,7 +288,7 @@ def attention_for_browser(
         for layer in iter_layers(model, image[None]):
             maps = member.new_zeros(layer.query.shape[1], member.shape[1], member.shape[1])
             for images, rows in layer.slices():
-                part = layer.scores(images, rows).softmax(dim=-1)[0]  # (H, q, N)
+                part = layer.weights(images, rows)[0]  # (H, q, N)
                 maps += member[rows].mT @ (part @ member)  # (H, T, T)
             maps = maps / member.sum(0)[:, None]
             if heads == 1:

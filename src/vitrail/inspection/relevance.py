@@ -30,7 +30,6 @@ from vitrail.inspection.attention import (
     require_attention,
     token_offset,
 )
-from vitrail.models.attention import attention_weights
 from vitrail.models.pooling import AttentionPool
 from vitrail.models.pos_embed import Grid
 from vitrail.models.vit import Model, VisionTransformer, eval_mode
@@ -94,7 +93,7 @@ def fuse_heads(layer: LayerAttention, fuse: Fuse) -> Tensor:
     images, _, tokens, _ = layer.query.shape
     fused = layer.query.new_empty(images, tokens, tokens)
     for part, rows in layer.slices():
-        fused[part, rows] = FUSES[fuse](layer.scores(part, rows).softmax(dim=-1), dim=1)
+        fused[part, rows] = FUSES[fuse](layer.weights(part, rows), dim=1)
     return fused
 
 
@@ -222,9 +221,10 @@ def backward_block(
     """From the gradient of a block's output, return the mean over heads of the positive part of
     gradient times attention (B, N, N), and the gradient of the block's input (B, N, D)."""
     recorded: list[Tensor] = []
+    attention = vit.encoder.attention(index)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        recorded.append(attention_weights(query, key, bias))  # (B, H, N, N)
+        recorded.append(attention.weights(query, key, bias))  # (B, H, N, N)
         return recorded[0] @ value
 
     tokens = tokens.detach().requires_grad_()

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from vitrail.models.config import NormKind, VitConfig
+from vitrail.models.config import AttentionKind, NormKind, VitConfig
 from vitrail.models.pos_embed import Grid, RelativeKeys, Rotation
 
 FORWARD_HOOKS = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
 BACKWARD_HOOKS = torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks
 
-# (query, key, value, bias) → (B, H, Q, K); the default is F.scaled_dot_product_attention
+# (query, key, value, bias) → (B, H, Q, K); the default is `SelfAttention.attend`
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -66,7 +66,11 @@ NORMS: dict[NormKind, type[nn.LayerNorm] | type[RmsNorm]] = {
 
 
 class SelfAttention(nn.Module):
-    """Self-attention with a joint projection for queries, keys and values."""
+    """Self-attention with a joint projection for queries, keys and values.
+
+    A variant is a subclass that overrides `weights`: the forward pass, attention maps and
+    explanations then use it instead of the softmax and its fused kernel.
+    """
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -81,6 +85,8 @@ class SelfAttention(nn.Module):
             eps = config.numerics.norm_eps
             self.q_norm = NORMS[config.norm](config.head_width, eps=eps)
             self.k_norm = NORMS[config.norm](config.head_width, eps=eps)
+        # The output projection. Its name is part of every stored bundle and state dict; merging
+        # similar tokens (`VisionTransformer.merge`) is something else.
         self.merge = nn.Linear(width, width)
 
     def forward(
@@ -94,14 +100,14 @@ class SelfAttention(nn.Module):
         """Return the attention output (B, Q, D) of the first `num_queries` tokens, or of all.
 
         `bias` (or the bias computed from `relative`) is added to the attention logits. `attend`
-        replaces the fused kernel, for example to record queries, keys or attention weights; in
-        axial attention it gets all tokens and a bias that masks other rows or columns.
+        replaces the method of that name, for example to record queries, keys or attention weights;
+        in axial attention it gets all tokens and a bias that masks other rows or columns.
         """
         axis = relative if isinstance(relative, Axis) and attend is None else None
         if axis is not None:
             tokens, relative = axis.split(tokens), None
         # Keys that are normalized or rotated are not linear in the tokens.
-        linear = self.k_norm is None and not isinstance(relative, Rotation)
+        linear = self.fused and self.k_norm is None and not isinstance(relative, Rotation)
         if linear and num_queries is not None and attend is None and is_plain_linear(self.qkv):
             width, weight, b = self.merge.in_features, self.qkv.weight, self.joint_bias()
             q_bias, kv_bias = (None, None) if b is None else (b[:width], b[width:])
@@ -113,9 +119,24 @@ class SelfAttention(nn.Module):
             query, key, value = self.query_key_value(tokens, relative)
             query = query[:, :, :num_queries]
             bias = relative_bias(query, relative) if relative else bias
-            mixed = (attend or F.scaled_dot_product_attention)(query, key, value, bias)
+            mixed = (attend or self.attend)(query, key, value, bias)
         mixed = self.merge(mixed.transpose(1, 2).flatten(2))  # (B, H, Q, K) → (B, Q, D)
         return mixed if axis is None else axis.join(mixed)
+
+    @property
+    def fused(self) -> bool:
+        """Whether `weights` is the softmax, so that a fused kernel can replace it."""
+        return type(self).weights is SelfAttention.weights
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the weighted mean of the values: (B, H, Q, K)."""
+        if self.fused:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return self.weights(query, key, bias) @ value
+
+    def weights(self, query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the attention weights (B, H, Q, N)."""
+        return attention_weights(query, key, bias)
 
     def query_key_value(self, tokens: Tensor, relative: Relative = None) -> tuple[Tensor, ...]:
         """Project tokens to queries, keys and values, each (B, H, N, K)."""
@@ -145,9 +166,14 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Return the attention weights (B, H, N, N) of all or some heads."""
         query, key, _ = self.query_key_value(tokens, relative)
-        if heads is not None:
-            query, key = query[:, list(heads)], key[:, list(heads)]
-        return attention_weights(query, key, relative_bias(query, relative))
+        weights = self.weights(query, key, relative_bias(query, relative))
+        return weights if heads is None else weights[:, list(heads)]
+
+
+ATTENTIONS: dict[AttentionKind, type[SelfAttention]] = {
+    "global": SelfAttention,
+    "axial": SelfAttention,  # given an `Axis` by the encoder
+}
 
 
 def is_plain_linear(layer: nn.Module) -> bool:

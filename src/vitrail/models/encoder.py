@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import (
+    ATTENTIONS,
     NORMS,
     Attend,
     Axis,
@@ -81,7 +82,7 @@ class Block(nn.Module):
         width, eps = config.width, config.numerics.norm_eps
         branch = {"scale": config.layer_scale, "dropout": config.dropout, "drop_path": drop_path}
         self.norm1 = NORMS[config.norm](width, eps=eps)
-        self.attention = SelfAttention(config)
+        self.attention = ATTENTIONS[config.attention](config)
         self.branch1 = Branch(width, **branch)
         self.norm2 = NORMS[config.norm](width, eps=eps)
         self.mlp = MLPS[config.mlp](width, config.mlp_width, config.numerics, config.dropout)
@@ -195,7 +196,7 @@ class Encoder(nn.Module):
 
         def attend(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None) -> Tensor:
             keys[:] = [key]
-            return F.scaled_dot_product_attention(query, key, value, size_bias(sizes, query.dtype))
+            return block.attention.attend(query, key, value, size_bias(sizes, query.dtype))
 
         sizes, last = None, len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
@@ -235,6 +236,17 @@ class Encoder(nn.Module):
         if isinstance(position, RelativePosEmbed):
             return tokens, position.embedding(grid)
         return position(tokens, grid), axis
+
+    def attention(self, index: int) -> SelfAttention:
+        """Return the attention of block `index` if its weights can be read."""
+        attention = self.blocks[index].attention
+        if type(attention).forward is not SelfAttention.forward:
+            raise ConfigError(
+                f"encoder.blocks.{index}.attention is a {type(attention).__name__} with its own "
+                "forward pass, so its attention weights are unknown; override `weights` of "
+                "vitrail.models.attention.SelfAttention instead"
+            )
+        return attention
 
 
 def run_block(block: nn.Module, tokens: Tensor, *args: object, checkpointing: bool) -> Tensor:

@@ -119,7 +119,7 @@ def init_module(name: str, module: nn.Module, generator: Generator) -> None:
                 nn.init.normal_(table, std=SMALL_STD, generator=generator)
         case nn.Module(table=nn.Parameter() as table):  # AxialResNet's relative positions
             nn.init.normal_(table, std=(table.shape[1] // 2) ** -0.5, generator=generator)
-        case _ if name == "":
+        case _ if name == "":  # the model itself
             for token in ("cls_token", "distillation_token"):
                 if (parameter := getattr(module, token, None)) is not None:
                     nn.init.zeros_(parameter)

@@ -60,7 +60,7 @@ class AttentionPool(nn.Module):
         self.probe = nn.Parameter(torch.empty(1, config.width))
         self.query = nn.Linear(config.width, config.width)
         self.key_value = nn.Linear(config.width, 2 * config.width)
-        self.merge = nn.Linear(config.width, config.width)
+        self.merge = nn.Linear(config.width, config.width)  # output projection
         self.norm = NORMS[config.norm](config.width, eps=config.numerics.norm_eps)
         self.mlp = Mlp(config.width, config.mlp_width, config.numerics)
 

@@ -119,8 +119,10 @@ def name_of(config: Config) -> str:
     match config:
         case VitConfig():
             kind = {"patches": "ViT", "conv": "ViT with a convolutional stem", "resnet": "hybrid"}
-            axial = "axial " if config.attention == "axial" else ""
-            return f"{axial}{kind[config.stem]} of {config.depth} blocks and width {config.width}"
+            attention = "" if config.attention == "global" else f"{config.attention} "
+            return (
+                f"{attention}{kind[config.stem]} of {config.depth} blocks and width {config.width}"
+            )
         case BitConfig():
             kind = {"conv": "BiT", "axial": "AxialResNet"}[config.unit]
             return f"{kind} of {sum(config.blocks)} units, {config.width_factor} times as wide"

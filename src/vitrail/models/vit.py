@@ -174,8 +174,8 @@ class VisionTransformer(nn.Module):
             for index in range(max(indices, default=-1) + 1):
                 if index in indices:
                     inputs, relative = self.encoder.layer_inputs(index, tokens, grid)
-                    block = self.encoder.blocks[index]
-                    yield block.attention.attention_map(block.norm1(inputs), relative, heads)
+                    tokens_in = self.encoder.blocks[index].norm1(inputs)
+                    yield self.encoder.attention(index).attention_map(tokens_in, relative, heads)
                 if index < max(indices):
                     tokens = self.encoder.run_layer(index, tokens, grid)
 

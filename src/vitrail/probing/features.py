@@ -23,6 +23,7 @@ from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import HEADS
 from vitrail.checkpoints.metadata import get_metadata
+from vitrail.checkpoints.rules import replaced_module
 from vitrail.data.datasets import Dataset
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.provenance import content_hash
@@ -66,7 +67,8 @@ def features_of(
     if source.multi_label:
         raise DataError("the images have several labels each; a probe needs one label per image")
     preprocessing = preprocessing or get_metadata(model).preprocessing
-    folder, path = cache_folder("features") if cache else None, None
+    known = cache and not replaced_module(model)  # otherwise weights do not determine the features
+    folder, path = cache_folder("features") if known else None, None
     if folder is not None:
         about = {
             "preprocessing": preprocessing.to_dict(),

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.errors import ConfigError
-from vitrail.models.config import InitScheme, Library, Pool, PositionKind, PositionPlace, StemKind
+from vitrail.models.config import (
+    AttentionKind,
+    InitScheme,
+    Library,
+    MlpKind,
+    NormKind,
+    Pool,
+    PositionKind,
+    PositionPlace,
+    StemKind,
+    UnitKind,
+)
 
 if TYPE_CHECKING:
     from vitrail.training.data_module import DataSplits
@@ -49,8 +60,12 @@ class ModelSettings:
     """Patch embedding: one linear projection, a few convolutions, or a ResNet."""
     resnet_blocks: tuple[int, ...] | None = None
     """Hybrid: units in each stage of the ResNet below the Transformer."""
+    resnet_width: int | None = None
+    """Hybrid: width multiplier of the ResNet."""
     blocks: tuple[int, ...] | None = None
     """BiT: units in each stage."""
+    unit: UnitKind | None = None
+    """BiT: 3x3 convolutions, or axial attention."""
     width_factor: int | None = None
     """BiT: width multiplier."""
     tokens_mlp: int | None = None
@@ -61,6 +76,26 @@ class ModelSettings:
     """Kind of position embedding."""
     position_place: PositionPlace | None = None
     """Where position embeddings are added."""
+    rope_theta: float | None = None
+    """Rotary positions: longest period, in halves of an image side."""
+    attention: AttentionKind | None = None
+    """Self-attention over all tokens, or along rows and columns in turn."""
+    qkv_bias: bool | None = None
+    """Bias of queries, keys and values."""
+    key_bias: bool | None = None
+    """Bias of keys, if queries and values have one."""
+    qk_norm: bool | None = None
+    """Normalize the queries and keys of each head."""
+    mlp: MlpKind | None = None
+    """MLP with GELU, or gated (SwiGLU)."""
+    norm: NormKind | None = None
+    """LayerNorm or RMSNorm."""
+    pre_norm: bool | None = None
+    """Norm before the first block, and no bias in the patch projection (CLIP)."""
+    registers: int | None = None
+    """Register tokens: extra tokens without position embedding."""
+    class_token: bool | None = None
+    """Class token (default: if the pooling reads it)."""
     pool: Pool | None = None
     """Input of the head: the class token, the mean of the patches, or attention pooling."""
     representation: int | None = None

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from vitrail.data.datasets import (
 )
 from vitrail.data.loader import Batch, Loader, TrainSampler, balanced_probabilities
 from vitrail.data.preprocessing import Augmentation, Mixing, Preprocessing
+from vitrail.data.provenance import fingerprint
 from vitrail.data.transforms import TrainTransform, normalize
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 from vitrail.formatting import comma_list
@@ -49,10 +51,38 @@ class DataSplits:
     notes: list[str] = field(default_factory=list)
 
 
-def open_splits(reference: str, settings: Settings) -> DataSplits:
-    """Open the splits of a dataset; raise for what cannot work, note what is unusual."""
-    fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
-    splits = datasets.open_splits(reference, splits=fractions)
+def reference_of(data: Any) -> tuple[str, dict[str, ImageDataset] | None]:
+    """Return a reference, and opened datasets by split; a dataset alone is the train split.
+
+    The reference of opened datasets is the fingerprint of the training images.
+    """
+    if isinstance(data, str | PathLike):
+        return fspath(data), None
+    splits = data if isinstance(data, Mapping) else {"train": data}
+    splits = {datasets.canonical_split(name): dataset for name, dataset in splits.items()}
+    for dataset in splits.values():
+        if not isinstance(dataset, ImageDataset):
+            raise ConfigError(
+                f"data is a {type(dataset).__name__}; expected a reference, such as a folder, or "
+                "datasets of vitrail.open_dataset, by split"
+            )
+    if "train" not in splits:
+        raise DataError(f"the datasets have no train split; they have: {', '.join(splits)}")
+    return f"dataset:{fingerprint(splits['train'])}", splits
+
+
+def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> DataSplits:
+    """Open the splits of a dataset, or check opened ones; raise for what cannot work, note what is
+    unusual."""
+    if isinstance(data, str):
+        reference = data
+        fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)
+        splits = datasets.open_splits(reference, splits=fractions)
+    else:
+        reference, splits = "the dataset", dict(data)
+        if settings.dev and "val" not in splits:
+            alone = DataSplits(reference=reference, train=splits["train"], held_out={})
+            splits["train"], _, splits["val"] = hold_out_dev(alone, settings.dev)
     if "train" not in splits:
         raise DataError(
             f"{reference} has no train split; it has: {', '.join(splits) or 'no images'}"

@@ -93,6 +93,21 @@ def grid(name: str) -> list[float]:
     return []
 
 
+def combine(recipe: str, settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
+    """Return the settings of a recipe, or `settings`, with changes."""
+    if settings is not None and not isinstance(settings, Settings):
+        kind = type(settings).__name__
+        raise ConfigError(f"settings is a {kind}; pass vitrail.Settings(…), or keywords")
+    if recipe and settings is not None:
+        raise ConfigError("recipe and settings exclude each other; pass one of them, and keywords")
+    settings = read_recipe(recipe) if recipe else settings or Settings()
+    names = [name for name, value in changes.items() if value is not None]
+    for name, value in changes.items():
+        nested = value if isinstance(value, Mapping) else {}
+        names += [f"{name}.{key}" for key, inner in nested.items() if inner is not None]
+    return override(drop_alternatives(settings, names), changes)
+
+
 def drop_alternatives(settings: Settings, names: Collection[str]) -> Settings:
     """Reset the settings whose alternatives (steps vs. epochs) are about to be set."""
     for name in alternatives_of(names):

@@ -23,6 +23,7 @@ from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save, save_adapter
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.provenance import DataProvenance
 from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
@@ -40,7 +41,7 @@ from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
-from vitrail.training.data_module import BatchStream, batch_preparation, open_splits
+from vitrail.training.data_module import BatchStream, batch_preparation, open_splits, reference_of
 from vitrail.training.loop import (
     DivergedError,
     Evaluator,
@@ -88,11 +89,12 @@ class Result:
 
 @renamed_keyword("watch", "callback")
 def train(
-    data: str | PathLike[str],
+    data: str | PathLike[str] | ImageDataset | Mapping[str, ImageDataset],
     out: str | PathLike[str],
     *,
     start: str | PathLike[str] = "",
     recipe: str | PathLike[str] = "",
+    settings: Settings | None = None,
     resume: bool = False,
     callback: Callback | None = None,
     **changes: Any,
@@ -104,8 +106,9 @@ def train(
     >>> train("pictures", "runs/second", start="builtin:vit-photos", epochs=4)
     >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
 
-    `changes` are settings, which override those of `recipe`; what is not given is chosen from the
-    data. `resume` continues a run that was stopped; `changes` may then not make it another run.
+    `data` is a reference, an opened dataset to train on, or several by split: train, val, test.
+    `changes` override `settings` or those of `recipe`; what is not given is chosen from the data.
+    `resume` continues a run that was stopped; `changes` may then not make it another run.
     `callback` receives the run's events.
     """
     if not isinstance(start, str | PathLike):
@@ -113,28 +116,26 @@ def train(
             f"start is a {type(start).__name__}, which a resumed run could not load again; "
             "save it with vitrail.save, and pass that folder"
         )
-    folder, data, start, recipe = Path(out), fspath(data), fspath(start), fspath(recipe)
-    if resume and recipe:
-        raise ConfigError("a run is resumed with its own settings; leave the recipe out")
+    reference, opened = reference_of(data)
+    folder, start = Path(out), fspath(start)
+    if resume and (recipe or settings):
+        raise ConfigError("a run is resumed with its own settings; leave recipe and settings out")
     if resume:
         before, own_data, own_start = recipes.read_run(folder)
-        if not same_location(data, own_data):
+        if not same_location(reference, own_data):
             raise ConfigError(
-                f"{out} was trained on {own_data}, not {data}; pass that dataset to resume"
+                f"{out} was trained on {own_data}, not {reference}; pass that dataset to resume"
             )
         if start and not same_location(start, own_start):
             init = own_start or "random initialization"
             raise ConfigError(f"{out} started from {init}, not {start}; leave start out to resume")
-        settings, start = recipes.override(before, changes), own_start
-        recipes.check_same_run(before, settings)
+        chosen, start = recipes.override(before, changes), own_start
+        recipes.check_same_run(before, chosen)
     else:
-        settings = recipes.read_recipe(recipe) if recipe else Settings()
-        names = [name for name, value in changes.items() if value is not None]
-        for name, value in changes.items():
-            nested = value if isinstance(value, Mapping) else {}
-            names += [f"{name}.{key}" for key, inner in nested.items() if inner is not None]
-        settings = recipes.override(recipes.drop_alternatives(settings, names), changes)
-    config = RunConfig(data=data, out=folder, settings=settings, start=start, resume=resume)
+        chosen = recipes.combine(fspath(recipe), settings, changes)
+    config = RunConfig(data=reference, out=folder, settings=chosen, start=start, resume=resume)
+    if opened is not None:
+        config = replace(config, splits=open_splits(opened, chosen))
     return run(config, callback)
 
 
@@ -597,13 +598,13 @@ class Trainer:
 
     def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
         config, train, step = self.model.config, self.splits.train, self.state.step
-        height, width = pair(config.image_size)
+        data = "DATA" if self.config.data.startswith("dataset:") else self.config.data
         page = run_page(
             title=self.folder.resolve().name,
             facts={
                 "model": name_of(config),
                 "parameters": f"{self.num_parameters:,}",
-                "image size": f"{height} x {width} pixels",
+                "image size": "{} x {} pixels".format(*pair(config.image_size)),
                 "data": self.config.data,
                 "training images": f"{len(train):,} of {len(train.classes):,} classes",
                 "steps": f"{step:,} ({self.epochs(step):.1f} epochs)",
@@ -618,7 +619,7 @@ class Trainer:
             timings=self.timings,
             skipped=self.batches.skipped,
             next_steps=[
-                f"vitrail evaluate {self.folder} {self.config.data} --out {self.folder}/evaluation",
+                f"vitrail evaluate {self.folder} {data} --out {self.folder}/evaluation",
                 f"vitrail inspect {self.folder} --out {self.folder}/inspection",
                 f"vitrail convert {self.folder} model.safetensors --to timm",
             ],
