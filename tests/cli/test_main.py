@@ -106,6 +106,15 @@ def test_wrong_words_are_one_line_and_status_2(argv, message, columns, capsys, m
     assert capsys.readouterr().err == f"vitrail: {message}\n"
 
 
+def test_unquoted_path_with_spaces_is_recognized(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my new photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "my", "new", "photos", "--strict"]) == 2
+    assert capsys.readouterr().err.endswith("; quote a path with spaces: 'my new photos'\n")
+    assert main(["check", "my", "old", "photos"]) == 2
+    assert "quote" not in capsys.readouterr().err
+
+
 def test_options_of_0_1_still_work_with_a_warning(capsys):
     assert main(["finetune", "x", "--ladder", "--resume", "--from", "y"]) == 2
     warning, error = capsys.readouterr().err.splitlines()
