@@ -97,6 +97,9 @@ def test_help_of_a_command(name, capsys, monkeypatch):
          " cls+mean; see vitrail train --help"),
         (["evaluate"], "missing MODEL, DATA; see vitrail evaluate --help"),
         (["check", "x", "y"], "unexpected argument 'y'; see vitrail check --help"),
+        (["check", "x", "my photos"], "unexpected argument 'my photos'; see vitrail check --help"),
+        (["finetune", "x", "y"], "unexpected argument 'y'; pass a pre-trained model with --from; "
+         "see vitrail finetune --help"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
