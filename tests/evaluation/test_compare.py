@@ -70,7 +70,8 @@ def test_only_images_that_both_can_read_are_compared():
 def test_report_counts_the_classes_it_leaves_out():
     change = ClassChange("a", 9, 0, 2, 0.5)
     comparison = compare_results(result([1, 1]), result([1, 0]))
-    about = {"a": "A", "b": "B", "data": "images", "notes": [], "costs": []}
+    costs = [{"milliseconds": 1.0, "bytes": 8}] * 2
+    about = {"a": "A", "b": "B", "data": "images", "notes": [], "costs": costs}
     for count, last in ((10, "a"), (12, "and 2 more between them; --json or --out lists all")):
         lines = list(report(replace(comparison, classes=(change,) * count), about))
         assert lines[-1].startswith(last)
