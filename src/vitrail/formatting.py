@@ -1,6 +1,7 @@
-"""Format numbers, durations, sizes and lists for messages and reports."""
+"""Format numbers, durations, sizes, lists and commands for messages and reports."""
 
 import math
+import shlex
 from collections.abc import Sequence
 
 MIB, GIB = 2**20, 2**30
@@ -25,6 +26,11 @@ def comma_list(names: Sequence[str], limit: int = 5, *, quoted: bool = False) ->
 def truncate(text: str, width: int) -> str:
     """Shorten a text to `width` characters, ending in `…`."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def shell_command(*words: object) -> str:
+    """`vitrail evaluate 'runs/my photos'`: a command to copy, quoted where a shell needs it."""
+    return shlex.join(["vitrail", *map(str, words)])
 
 
 def duration(seconds: float) -> str:

@@ -1,12 +1,18 @@
 """Tables, the progress line of a pass over images, and the live view of a run."""
 
 import io
+import shlex
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from vitrail.cli.console import Progress, clock, table
+from vitrail.cli.console import Progress, clock, note_lines, table
 from vitrail.cli.live import CURVE_WIDTH, MAX_LOSSES, Live, curve, evaluation_line, step_line
+from vitrail.cli.train import Train, report
+from vitrail.formatting import shell_command
 
 ROW = {"step": 120, "steps": 1000, "loss": 1.234, "learning_rate": 3e-4, "image_size": 64}
 ROW |= {"images_per_second": 256.0, "seconds": 10.0, "seconds_left": 65.0}
@@ -21,6 +27,23 @@ def test_table_aligns_shortens_and_wraps():
     wrapped = table([("key", "word " * 20)], "lw")
     assert wrapped == ["key  " + "word " * 14 + "word", "     " + "word " * 4 + "word"]
     assert table([("bell\a", "1")], "lr") == ["bell?  1"]
+
+
+def test_commands_can_be_copied_if_paths_have_spaces(tmp_path):
+    result = SimpleNamespace(finished=True, outcomes={}, seconds=1.0, folder=Path("runs/my photos"))
+    lines = list(report(cast(Any, result), Train(data="it's/photos"), ""))
+    assert shlex.split(lines[-3]) == ["vitrail", "evaluate", "runs/my photos", "it's/photos"]
+    assert shlex.split(lines[-2]) == ["vitrail", "inspect", "runs/my photos"]
+    result.finished = False
+    *_, resume = report(cast(Any, result), Train(data="photos"), "stopped")
+    assert shlex.split(resume)[-2:] == ["--out", "runs/my photos"]
+    assert shell_command("check", "images/") == "vitrail check images/"
+
+
+def test_number_of_unreadable_images():
+    assert list(note_lines([], {"a": "empty"})) == ["  1 unreadable image, a: empty"]
+    several = "  2 unreadable images, such as a: empty"
+    assert list(note_lines([], {"a": "empty", "b": "x"})) == [several]
 
 
 def test_lines_of_a_log_have_the_metrics():

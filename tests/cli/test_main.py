@@ -98,6 +98,9 @@ def test_help_of_a_command(name, capsys, monkeypatch):
          " cls+mean; see vitrail train --help"),
         (["evaluate"], "missing MODEL, DATA; see vitrail evaluate --help"),
         (["check", "x", "y"], "unexpected argument 'y'; see vitrail check --help"),
+        (["check", "x", "my photos"], "unexpected argument 'my photos'; see vitrail check --help"),
+        (["finetune", "x", "y"], "unexpected argument 'y'; pass a pre-trained model with --from; "
+         "see vitrail finetune --help"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
@@ -105,6 +108,15 @@ def test_wrong_words_are_one_line_and_status_2(argv, message, columns, capsys, m
     monkeypatch.setenv("COLUMNS", columns)
     assert main(argv) == 2
     assert capsys.readouterr().err == f"vitrail: {message}\n"
+
+
+def test_unquoted_path_with_spaces_is_recognized(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my new photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "my", "new", "photos", "--strict"]) == 2
+    assert capsys.readouterr().err.endswith("; quote a path with spaces: 'my new photos'\n")
+    assert main(["check", "my", "old", "photos"]) == 2
+    assert "quote" not in capsys.readouterr().err
 
 
 def test_options_of_0_1_still_work_with_a_warning(capsys):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,8 @@ import vitrail
 from tiny_models import awake
 from tiny_runs import CLASSES, write_colors
 from vitrail.cli import main
-from vitrail.evaluation.compare import compare_results, mcnemar, paired_difference
+from vitrail.cli.compare import report
+from vitrail.evaluation.compare import ClassChange, compare_results, mcnemar, paired_difference
 from vitrail.evaluation.results import Predictions
 
 
@@ -65,6 +67,17 @@ def test_only_images_that_both_can_read_are_compared():
 
 
 @pytest.mark.slow
+def test_report_counts_the_classes_it_leaves_out():
+    change = ClassChange("a", 9, 0, 2, 0.5)
+    comparison = compare_results(result([1, 1]), result([1, 0]))
+    costs = [{"milliseconds": 1.0, "bytes": 8}] * 2
+    about = {"a": "A", "b": "B", "data": "images", "notes": [], "costs": costs}
+    for count, last in ((10, "a"), (12, "and 2 more between them; --json or --out lists all")):
+        lines = list(report(replace(comparison, classes=(change,) * count), about))
+        assert lines[-1].startswith(last)
+        assert sum(line.startswith("a  ") for line in lines) == 10
+
+
 def test_compare_command_writes_page_and_json(tmp_path, capsys):
     data = write_colors(tmp_path / "colors.npz", test=60)
     sizes = {"width": 8, "mlp_width": 16, "heads": 2, "patch_size": 4, "image_size": 8}

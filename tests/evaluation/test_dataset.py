@@ -220,6 +220,7 @@ def test_subset_of_classes_is_relabeled():
     [
         (("cat", "cow"), 2, "unknown to the model: 'dog'; it has 'cat', 'cow'"),
         (("Katze", "Hund"), 2, r"the model has 'Katze', 'Hund' .* use --by-order"),
+        (("a", "b", "c"), 3, r"the dataset 'cat', 'dog'; pass a dataset with classes of the model"),
         ((), 1000, "the model has 1,000 classes and the dataset 2: 'cat'"),
         ((), 0, r"no classification head; .* `vitrail fewshot`"),
     ],

@@ -95,15 +95,28 @@ def test_unwritable_cache_is_ignored(model, source, tmp_path, monkeypatch):
     assert not features_of(model, source).cached
 
 
-def test_features_with_unreadable_images_are_not_cached(model, tmp_path, monkeypatch):
+def test_unreadable_images_are_reported_from_the_cache(model, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for name in ("a", "b"):
         (tmp_path / "set" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "set" / name / "0.png")
     (tmp_path / "set" / "a" / "1.png").write_bytes(b"no image")
     broken = open_dataset(tmp_path / "set", "all")
-    for _ in range(2):
-        assert list(features_of(model, broken).skipped) == ["a/1.png"]
+    for cached in (False, True):
+        features = features_of(model, broken)
+        assert list(features.skipped) == ["a/1.png"]
+        assert features.cached is cached
+        assert len(features) == 2
+    with pytest.raises(DataError, match=r"1\.png"):
+        features_of(model, broken, strict=True)
+    with monkeypatch.context() as patch:  # of large datasets, not every byte is hashed
+        patch.setattr(module, "content_hash", lambda source: "same")
+        assert not features_of(model, broken).cached
+        assert features_of(model, broken).cached
+        Image.new("RGB", (8, 8)).save(tmp_path / "set" / "a" / "1.png")
+        features = features_of(model, open_dataset(tmp_path / "set", "all"))
+        assert not features.cached
+        assert len(features) == 3
 
 
 def test_features_that_are_not_finite_are_an_error(model, source):

@@ -1,5 +1,6 @@
 import csv
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -62,6 +63,17 @@ def wrong(tmp_path):
     arrays["y_train"][[3, 30, 60, 90, 120, 147]] = [1, 2, 1, 2, 1, 2]
     np.savez(path, **arrays)
     return path
+
+
+def test_check_states_how_to_apply_a_review(wrong, tmp_path, capsys):
+    out = tmp_path / "my report"
+    assert main(["check", str(wrong), "--labels", "--model", "pixels", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "Possible label errors" in text
+    review = str(out / "labels.csv")
+    assert shlex.split(text.splitlines()[-1])[1:] == (
+        ["check", str(wrong), "--apply", review, "--out", "fixed"]
+    )
 
 
 def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):

@@ -168,7 +168,7 @@ def test_missing_recipe_suggests(tmp_path):
     (tmp_path / "folder.toml").mkdir()
     for name, message in [
         ("diet-s16", "unknown recipe 'diet-s16'; did you mean 'deit-s16'"),
-        ("zebra", r"own ends in \.toml, and the packaged ones are in .*rec"),
+        ("zebra", r"`vitrail recipes` lists the packaged ones, and .* own ends in \.toml"),
         ("deit-s16.toml", r"recipe file not found: deit-s16\.toml; did you mean the pack"),
         ("", "unknown recipe ''"),
         (str(tmp_path / "folder.toml"), "cannot read the recipe"),

@@ -363,6 +363,10 @@ def test_missing_classes_are_noted_or_raise(tmp_path):
     noted = make(tmp_path / "a", "train/cat", "train/dog", "val/cat")
     tiny_run(noted, tmp_path / "run", callback=recorder, batch_size=2)
     assert any("val has no image of 'dog'" in line and "--dev" in line for line in recorder.lines)
+    make(noted, "test/cat")
+    tiny_run(noted, tmp_path / "both", callback=(recorder := Recorder()), batch_size=2)
+    (note,) = (line for line in recorder.lines if "no image of" in line)
+    assert "val and test have no image of 'dog': results do not cover it" in note
     invalid = make(tmp_path / "b", "train/cat", "train/dog", "val/cat", "val/cow")
     message = error_of(invalid, tmp_path / "other", batch_size=2)
     assert "train has no image of 'cow'" in message

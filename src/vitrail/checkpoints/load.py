@@ -230,9 +230,13 @@ def is_name(reference: str) -> bool:
 def read_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
     """Read a folder: the weights with config.json as settings, and the header of the weights."""
     names = weight_files(path.name for path in folder.iterdir())
-    if len(names) != 1:
-        contents = f"{len(names)} weights files" if names else "no weights"
-        raise CheckpointError(f"{folder} contains {contents}; pass the path of a weights file")
+    if not names:
+        raise CheckpointError(
+            f"{folder} contains no weights; expected a model: a bundle's folder or a weights file "
+            "(a dataset comes after the model)"
+        )
+    if len(names) > 1:
+        raise CheckpointError(f"{folder} contains {len(names)} weights files; pass the path of one")
     if names == [INDEX]:
         index = folder / names[0]
         names = shard_names(index)

@@ -6,6 +6,7 @@ that help is fast. A `VitrailError` ends as one line and status 2; a bug keeps i
 """
 
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -98,6 +99,7 @@ SWITCHES = {  # of every command: how they are spelled, and their help
     "quiet": (QUIET, "Print only results and errors."),
     "verbose": (VERBOSE, "Print the parsed options, and errors with tracebacks."),
 }
+MAX_WORDS = 6  # of a path that was not quoted
 SECRET_OPTION = "token"  # the option whose value is never printed
 
 
@@ -137,7 +139,7 @@ def run(argv: Sequence[str]) -> int:
     except VitrailError as error:
         if VERBOSITY.verbose:
             traceback.print_exc()
-        print(f"vitrail: {printable(str(error))}", file=sys.stderr)
+        print(f"vitrail: {printable(str(error))}{unquoted_path(argv)}", file=sys.stderr)
         return UNMET if isinstance(error, UnmetError) else REFUSED
     except KeyboardInterrupt:
         print("vitrail: interrupted", file=sys.stderr)
@@ -151,6 +153,14 @@ def run(argv: Sequence[str]) -> int:
     if VERBOSITY.verbose:
         print(f"vitrail: {time.monotonic() - started:.1f} seconds", file=sys.stderr)
     return status or 0
+
+
+def unquoted_path(argv: Sequence[str]) -> str:
+    """Return a hint if consecutive arguments are an existing path that contains spaces."""
+    counts = range(2, min(len(argv), MAX_WORDS) + 1)
+    joined = (" ".join(argv[i : i + n]) for n in counts for i in range(len(argv) - n + 1))
+    path = next(filter(os.path.exists, joined), None)
+    return f"; quote a path with spaces: {printable(shlex.quote(path))}" if path else ""
 
 
 def parse(argv: Sequence[str]) -> Any:

@@ -149,11 +149,13 @@ def report(result: "Comparison", about: dict[str, Any]) -> Iterator[str]:
     yield from table(rows, "lrr", ["", "A", "B"])
     changed = [c for c in result.classes if c.gained or c.lost]
     if changed:
-        middle = slice(MAX_ROWS, max(MAX_ROWS, len(changed) - MAX_ROWS))
-        del changed[middle]
+        hidden = max(0, len(changed) - 2 * MAX_ROWS)
+        del changed[MAX_ROWS : MAX_ROWS + hidden]
         rows = [
             [c.name, f"{c.support:,}", f"{c.lost:,}", f"{c.gained:,}", f"{c.p_value:.2g}"]
             for c in changed
         ]
         yield ""
         yield from table(rows, "lrrrr", ["class", "images", "lost", "gained", "McNemar p"])
+        if hidden:
+            yield f"and {hidden:,} more between them; --json or --out lists all"

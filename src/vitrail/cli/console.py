@@ -79,7 +79,9 @@ def note_lines(notes: Iterable[str], skipped: Mapping[str, str] = {}) -> Iterato
         yield from paragraph(f"  note: {note}", 4)
     if skipped:
         name, reason = next(iter(skipped.items()))
-        yield from paragraph(f"  {len(skipped):,} unreadable images, such as {name}: {reason}", 4)
+        several = f"{len(skipped):,} unreadable images, such as"
+        images = "1 unreadable image," if len(skipped) == 1 else several
+        yield from paragraph(f"  {images} {name}: {reason}", 4)
 
 
 def printable(text: str) -> str:

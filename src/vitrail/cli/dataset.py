@@ -23,7 +23,7 @@ from vitrail.cli.options import (
     default_model,
 )
 from vitrail.errors import ConfigError
-from vitrail.formatting import MIB, byte_size, comma_list, percent
+from vitrail.formatting import MIB, byte_size, comma_list, percent, shell_command
 
 if TYPE_CHECKING:
     from vitrail.data.check import DatasetReport, DuplicateGroup
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 40  # rows of the table
 MAX_EXAMPLES = 5  # of each problem
-MAX_SUSPECTS = 15  # probable label errors
+MAX_SUSPECTS = 15  # possible label errors
 MIN_PROBE_ACCURACY = 0.6  # below which suggestions are mostly wrong
 WEAK = ": too low for reliable suggestions; pass a pre-trained --model"
 MAX_BYTES = 256 * MIB  # as in data/tar_shards.py, which imports more than options should
@@ -48,7 +48,7 @@ class Check(DataOptions):
     limit: int | None = None
     """Check only this many images, evenly spaced."""
     labels: bool = False
-    """Also find probable label errors and outliers; --out then has a page and labels.csv."""
+    """Also find possible label errors and outliers; --out then has a page and labels.csv."""
     model: str | None = None
     """Model whose features --labels uses (default: builtin:vit-photos), or pixels, which suffices
     for simple images."""
@@ -100,8 +100,13 @@ class Check(DataOptions):
             print_lines(report(result))
             if labels is not None:
                 print_lines(label_report(labels))
-            if page is not None:
+            if self.out is not None:
                 print(f"\ndone: {page}")
+                if labels is not None and labels.errors:
+                    review = self.out / "labels.csv"
+                    log(f"Next: write fix, drop or keep into the column action of {review}, then")
+                    words = ("check", self.data, "--apply", review, "--out", "fixed")
+                    log(f"  {shell_command(*words)}")
         if self.strict and (result.unreadable or result.leaks):
             raise UnmetError(
                 f"{self.data} has {len(result.unreadable):,} unreadable files and "
@@ -112,7 +117,7 @@ class Check(DataOptions):
 def label_report(labels: "LabelCheck") -> Iterator[str]:
     yield ""
     share = percent(len(labels.errors) / labels.images)
-    yield f"Probable label errors ({len(labels.errors):,} of {labels.images:,} images, {share})"
+    yield f"Possible label errors ({len(labels.errors):,} of {labels.images:,} images, {share})"
     yield from paragraph(
         f"  probe on {labels.features}: leave-one-out accuracy {percent(labels.accuracy)}"
         f"{WEAK if labels.accuracy < MIN_PROBE_ACCURACY else ''}",

@@ -33,7 +33,7 @@ from vitrail.cli.options import (
     options_of,
 )
 from vitrail.errors import ConfigError
-from vitrail.formatting import duration, percent
+from vitrail.formatting import duration, percent, shell_command
 
 if TYPE_CHECKING:
     from vitrail.data.datasets import ImageDataset
@@ -134,8 +134,8 @@ class Fewshot(DataOptions):
         print_lines(report(train, test, trials, notes))
         if self.out is not None:
             print(f"\ndone: {self.out}")
-            log(f"Next:\n  vitrail evaluate {self.out} {self.data}")
-            log(f"  vitrail teach {self.out} another-class=folder-of-images")
+            log(f"Next:\n  {shell_command('evaluate', self.out, self.data)}")
+            log(f"  {shell_command('teach', self.out, 'another-class=folder-of-images')}")
 
     def write(
         self, model: "Model", train: "Features", out: Path, source: "ImageDataset"

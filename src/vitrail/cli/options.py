@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, fields, replace
 from inspect import getdoc
@@ -141,12 +141,14 @@ def parse_options(command: type, argv: list[str], *, prog: str, default: Any) ->
         if end.code in (None, 0):
             raise
         settings = any(f.name == "settings" for f in fields(command))
-        message = one_line(errors.getvalue(), settings=settings)
+        message = one_line(errors.getvalue(), argv, settings=settings)
+        if message.startswith("unexpected argument") and hasattr(command, "origin"):
+            message += "; pass a pre-trained model with --from"
         more = "" if message.endswith("?") else f"; see {prog} --help"
         raise ConfigError(message + more) from None
 
 
-def one_line(box: str, *, settings: bool = False) -> str:
+def one_line(box: str, argv: Sequence[str] = (), *, settings: bool = False) -> str:
     """Return the message of tyro's error box as one line: `--steps abc: expected INT`.
 
     The box has a title, then sections: the message, suggestions or the help of the option.
@@ -160,7 +162,9 @@ def one_line(box: str, *, settings: bool = False) -> str:
         return "missing " + ", ".join(re.findall(r"^ +(--[\w.-]+|[A-Z][A-Z=|]+)", section, re.M))
     if wrong := re.match(r"Unrecognized options: ([^, ]+)", message):
         if not wrong[1].startswith("-"):
-            return f"unexpected argument {wrong[1]!r}"
+            rest = message[wrong.start(1) :]
+            word = max(filter(rest.startswith, argv), key=len, default=wrong[1])  # with spaces
+            return f"unexpected argument {word!r}"
         found = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", inner)
         similar = found[1] if found else None
         name = wrong[1].removeprefix("--").replace("-", "_")

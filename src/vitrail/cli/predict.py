@@ -56,7 +56,7 @@ class Predict(EngineOptions):
     """Abstain below this probability (default: that of vitrail calibrate). For a multi-label model:
     the probability from which a class applies (default: 0.5)."""
     csv: bool = False
-    """Print CSV."""
+    """Print CSV; to write a file, redirect it: > predictions.csv"""
     json: bool = False
     """Print one JSON object per image and line."""
     features: Path | None = None

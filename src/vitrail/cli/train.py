@@ -25,7 +25,7 @@ from vitrail.cli.fewshot import with_interval
 from vitrail.cli.options import STOPPED, DataOptions, DataReference, default_model, options_of
 from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError, DataError
-from vitrail.formatting import duration, percent
+from vitrail.formatting import duration, percent, shell_command
 from vitrail.training import recipes
 from vitrail.training.config import RunConfig, Settings
 
@@ -186,7 +186,7 @@ def report(result: "Result | SearchResult", command: Train, stopped: str) -> Ite
     if not result.finished:
         name = "finetune" if command.start else "train"
         yield f"{stopped}; the state is saved. Resume with:"
-        yield f"  vitrail {name} --resume --out {result.folder}"
+        yield f"  {shell_command(name, '--resume', '--out', result.folder)}"
         return
     for split, outcome in result.outcomes.items():
         yield accuracy_line(split, outcome)
@@ -196,8 +196,8 @@ def report(result: "Result | SearchResult", command: Train, stopped: str) -> Ite
         yield "Next:"
         if (page := result.folder / "report.html").exists():  # not if a probe is the result
             yield f"  open {page} in a browser: curves, mistakes, settings"
-        yield f"  vitrail evaluate {result.folder} {command.data}"
-        yield f"  vitrail inspect {result.folder}"
+        yield f"  {shell_command('evaluate', result.folder, command.data)}"
+        yield f"  {shell_command('inspect', result.folder)}"
         yield f'  vitrail.load("{result.folder}") in Python'
 
 
@@ -305,7 +305,7 @@ class Demo:
             config = RunConfig(data=DEMO_DATA, out=self.out, settings=settings, overwrite=True)
             result = run(config, live, started=START_TIME)
         if not result.finished:
-            print(f"stopped; resume with: vitrail train --resume --out {self.out}")
+            print(f"stopped; resume with: {shell_command('train', '--resume', '--out', self.out)}")
             return STOPPED
         model, test = load(self.out).eval(), open_dataset(DEMO_DATA, "test")
         assert isinstance(model, VisionTransformer)

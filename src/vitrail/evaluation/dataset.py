@@ -167,10 +167,13 @@ def match_classes(
     unknown = [name for name in classes if name not in indices]
     listed = comma_list(names, quoted=True)
     if len(unknown) == len(classes):
+        advice = "pass a dataset with classes of the model"
+        if len(classes) == outputs:
+            advice = "if these are the same classes in the same order, use --by-order"
+            advice += " (Python: by_order=True)"
         raise ConfigError(
             f"class mismatch: the model has {listed} and the dataset "
-            f"{comma_list(classes, quoted=True)}; if these are the same classes in the same order, "
-            "use --by-order (Python: by_order=True)"
+            f"{comma_list(classes, quoted=True)}; {advice}"
         )
     if unknown:
         raise ConfigError(

@@ -8,6 +8,7 @@ unless VITRAIL_CACHE is set, may be deleted at any time; if it is not writable, 
 Shapes: N images, D features.
 """
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from vitrail.checkpoints.load import HEADS
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.rules import replaced_module
 from vitrail.data.datasets import Dataset
+from vitrail.data.decode import decode
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.provenance import content_hash
 from vitrail.data.storage import cache_folder
@@ -83,21 +85,37 @@ def features_of(
             suppress(OSError, ValueError, SafetensorError),
             safe_open(path, framework="np") as file,
         ):
-            cached = file.get_tensor("values"), file.get_tensor("indices")
+            values, indices = file.get_tensor("values"), file.get_tensor("indices")
+            skipped = json.loads((file.metadata() or {}).get("skipped", "{}"))
+            missing = np.setdiff1d(np.arange(len(source)), indices) if skipped else ()
+            if not (skipped and options.get("strict")) and not any(
+                is_readable(source, int(index)) for index in missing
+            ):
+                cached = values, indices, skipped
     if distributed.all_reduce_any(cached is None):  # on one process, so all must compute
         cached = None
     if cached is not None:
-        values, indices = cached
-        about = {"classes": source.classes, "indices": indices, "cached": True}
+        values, indices, skipped = cached
+        about = {"classes": source.classes, "indices": indices, "skipped": skipped, "cached": True}
         return Features(values=values, labels=labels_at(source, indices), **about)
     options |= {"channels": model.config.channels, "device": next(model.parameters()).device}
     with eval_mode(model):
         features = extract(model.features, source, preprocessing, batch_size=batch_size, **options)
-    if path is not None and distributed.is_main() and not features.skipped:
+    if path is not None and distributed.is_main():
         arrays = {"values": features.values, "indices": features.indices}
+        tensors = {name: torch.from_numpy(x) for name, x in arrays.items()}
         with suppress(CheckpointError):
-            write_file(path, {name: torch.from_numpy(x) for name, x in arrays.items()}, None)
+            write_file(path, tensors, {"skipped": json.dumps(features.skipped)})
     return features
+
+
+def is_readable(source: Dataset, index: int) -> bool:
+    """Return whether an image can be decoded: one that was skipped may be available again."""
+    try:
+        data = source[index].data
+        return isinstance(data, np.ndarray) or bool(decode(data).size)
+    except DataError:
+        return False
 
 
 def pixels_of(source: Dataset, *, channels: int = 3, side: int = 32, **options: Any) -> Features:

@@ -1,4 +1,4 @@
-"""Probable label errors and outliers of a dataset, from features: `vitrail check --labels`.
+"""Possible label errors and outliers of a dataset, from features: `vitrail check --labels`.
 
 Every image is scored by a closed-form probe that was fitted without it (ridge.py). Confident
 learning (Northcutt et al. 2021, arXiv:1911.00068) estimates how many labels are wrong: an image

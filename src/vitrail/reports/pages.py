@@ -81,7 +81,7 @@ SHEET_GAP = 4
 SHEET_COLUMNS = 8
 IMAGES_PER_CLASS = 24
 MAX_SHEETS = 60  # on the page; those of other classes are files only
-MAX_SUSPECTS = 60  # probable label errors on the page; labels.csv has all
+MAX_SUSPECTS = 60  # possible label errors on the page; labels.csv has all
 MAX_SHOWN = 30  # of each problem; the rest is counted
 
 

@@ -230,7 +230,8 @@ class AutoConfig:
                 settings.optim, freeze=first_blocks_patterns(plan.frozen_blocks, weights)
             )
             settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
-            trained = f"the last {start.depth - plan.frozen_blocks} blocks"
+            blocks = start.depth - plan.frozen_blocks
+            trained = f"the last {blocks} blocks" if blocks > 1 else "the last block"
             every = "all weights" if settings.lora is None else "all blocks"
             what = trained if plan.frozen_blocks else every
             sizes = [str(size) for _, size in plan.image_sizes] or [str(plan.image_size)]

@@ -135,9 +135,11 @@ def plan_time_budget(trainer: "Trainer") -> TimeBudget:
     schedule.evaluate_every = math.ceil(steps / (evaluations + 1)) if evaluations else 0
     schedule.lr_factor(0)  # raises if the warmup does not fit
     trainer.callback.log(
-        f"  time budget of {minutes:g} min: about {steps:,} steps, "
+        f"  time budget of {minutes:g} min: about {steps:,} step{'s' * (steps != 1)}, "
         f"{trainer.epochs(steps):.1f} epochs, {evaluations} evaluations during training"
     )
+    if trainer.epochs(steps) < 1:
+        trainer.callback.log("note: less than one epoch fits into --minutes; raise it if you can")
     return budget
 
 

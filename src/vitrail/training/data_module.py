@@ -97,7 +97,7 @@ def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> Data
                 if train.classes
                 else f"{reference} has no classes; put the images of each class into its own folder"
             )
-        in_train = classes_present(train)
+        in_train, without = classes_present(train), dict[str, list[str]]()
         for name, samples in held_out.items():
             if samples.classes != train.classes:
                 raise DataError(
@@ -111,10 +111,12 @@ def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> Data
                     f"which {name} contains; add some, or remove the class"
                 )
             if missing := [train.classes[c] for c in np.flatnonzero(in_train & ~in_split)]:
-                notes.append(
-                    f"{name} has no image of {comma_list(missing, quoted=True)}, so its accuracy "
-                    "is not measured; add some, or --dev 0.1 evaluates on a tenth of train"
-                )
+                without.setdefault(comma_list(missing, quoted=True), []).append(name)
+        notes += [
+            f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no image of {missing}: "
+            "results do not cover it; add some, or --dev 0.1 evaluates on a tenth of train"
+            for missing, names in without.items()
+        ]
     if settings.batch_size is not None and settings.batch_size > len(train):
         raise ConfigError(
             f"batch_size={settings.batch_size} is more than the {len(train):,} training images; "

@@ -189,7 +189,7 @@ def find(name: str, relative_to: Traversable | None = None) -> Traversable:
     if name in (known := recipe_names()):
         return PACKAGED / f"{name}.toml"
     if not name.endswith(".toml"):
-        hint = f"a file of your own ends in .toml, and the packaged ones are in {PACKAGED}"
+        hint = "`vitrail recipes` lists the packaged ones, and a file of your own ends in .toml"
         raise unknown("recipe", name, known, where=hint)
     folder = relative_to.parent if isinstance(relative_to, Path) else Path()
     file = (folder / Path(name).expanduser()).resolve()

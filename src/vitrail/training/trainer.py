@@ -28,7 +28,7 @@ from vitrail.data.provenance import DataProvenance
 from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
 from vitrail.evaluation.results import EvaluationResult
-from vitrail.formatting import comma_list, duration, percent
+from vitrail.formatting import comma_list, duration, percent, shell_command
 from vitrail.models.config import pair
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.registry import name_of
@@ -598,9 +598,10 @@ class Trainer:
 
     def write_report(self, outcomes: dict[str, EvaluationResult]) -> None:
         config, train, step = self.model.config, self.splits.train, self.state.step
-        data = "DATA" if self.config.data.startswith("dataset:") else self.config.data
+        folder, data = self.folder, self.config.data
+        data = "DATA" if data.startswith("dataset:") else data
         page = run_page(
-            title=self.folder.resolve().name,
+            title=folder.resolve().name,
             facts={
                 "model": name_of(config),
                 "parameters": f"{self.num_parameters:,}",
@@ -619,9 +620,9 @@ class Trainer:
             timings=self.timings,
             skipped=self.batches.skipped,
             next_steps=[
-                f"vitrail evaluate {self.folder} {data} --out {self.folder}/evaluation",
-                f"vitrail inspect {self.folder} --out {self.folder}/inspection",
-                f"vitrail convert {self.folder} model.safetensors --to timm",
+                shell_command("evaluate", folder, data, "--out", folder / "evaluation"),
+                shell_command("inspect", folder, "--out", folder / "inspection"),
+                shell_command("convert", folder, "model.safetensors", "--to", "timm"),
             ],
         )
         write_atomic(self.folder / recipes.REPORT, page)
