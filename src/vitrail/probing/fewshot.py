@@ -90,13 +90,17 @@ class Trial(NamedTuple):
         if degrees < 1:
             return None
         std = float(np.std(self.accuracies, ddof=1))
-        t = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
-        half = t * std / math.sqrt(len(self.accuracies))
+        half = student_t(degrees) * std / math.sqrt(len(self.accuracies))
         return max(0.0, self.mean - half), min(1.0, self.mean + half)
 
     def to_dict(self) -> dict[str, Any]:
         low, high = self.interval or (None, None)
         return self._asdict() | {"accuracy": self.mean, "low": low, "high": high}
+
+
+def student_t(degrees: int) -> float:
+    """Return Student's t, two-sided 95 %."""
+    return STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
 
 
 def open_pair(data: str) -> tuple[ImageDataset, ImageDataset]:
