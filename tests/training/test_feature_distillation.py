@@ -131,7 +131,7 @@ def test_teacher_sees_full_size_images_while_the_student_grows(
 
 
 def test_time_budget(colors, teacher, tmp_path):
-    options = {"steps": None, "minutes": 0.05, "optim": OptimSettings(kind="adamw")}
+    options = {"steps": None, "minutes": 0.01, "optim": OptimSettings(kind="adamw")}
     assert tiny_run(colors, tmp_path / "run", loss=teacher, augment=VIEWS, **options).finished
 
 

@@ -8,9 +8,10 @@ import torch
 from kill_and_resume import kill_and_resume
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_distributed import losses, train
+from test_distributed import losses
 
 import vitrail
+from processes import in_two_processes
 from tiny_runs import SETTINGS, Recorder, equal, tiny_run, weights
 from vitrail.cli import main
 from vitrail.models.lora import is_adapted
@@ -195,18 +196,20 @@ def test_automatic_settings(colors, start, tmp_path):
 
 
 def test_resume_after_kill_is_bit_exact(start, tmp_path):
-    _, different = kill_and_resume(tmp_path, kills=1, seed=0, base=start, steps=60)
+    _, different = kill_and_resume(tmp_path, kills=1, seed=0, base=start, steps=40)
     assert not different
 
 
 def test_several_processes_match_one(colors, start, tmp_path):
-    options = ["--lora", "3", "--steps", "6", "--batch-size", "8", "--average", "0.9"]
+    options = ["finetune", str(colors), "--steps", "6", "--batch-size", "8", "--average", "0.9"]
     options += ["--optim.kind", "sgd", "--optim.learning-rate", "0.1", "--optim.clip-norm", "1"]
     options += ["--mix.cutmix", "0", "--machine.precision", "float32", "--from", start]
-    train(colors, tmp_path / "one", *options, processes=1, command="finetune")
+    options += ["--lora", "3", "--out"]
+    assert main([*options, str(tmp_path / "one")]) == 0
     for strategy in ("ddp", "fsdp"):
-        out, more = tmp_path / strategy, ["--machine.strategy", strategy]
-        train(colors, out, *options, *more, command="finetune")
+        out = tmp_path / strategy
+        args = [*options, str(out), "--machine.strategy", strategy]
+        in_two_processes(tmp_path, main, args)
         assert losses(out) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
         for name, tensor in weights(tmp_path / "one").items():
             torch.testing.assert_close(weights(out)[name], tensor, atol=1e-5, rtol=1e-4)
