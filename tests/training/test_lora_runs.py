@@ -118,13 +118,17 @@ def test_run_below_the_probe_returns_the_probe(colors, start, tmp_path):
     assert equal(merged.state_dict(), after)
 
 
-def test_convert_merges_an_adapter(colors, start, tmp_path, capsys):
+def test_convert_merges_an_adapter_and_overwriting_its_run_removes_it(
+    colors, start, tmp_path, capsys
+):
     tiny_run(colors, tmp_path / "run", start=start, **LORA)
     adapter = ["--adapter", str(tmp_path / "run" / ADAPTER)]
     command = ["convert", start, str(tmp_path / "merged"), "--to", "bundle", *adapter]
     assert main(command) == 0
     assert "changed: LoRA: merged" in capsys.readouterr().out
     assert equal(weights(tmp_path / "merged"), weights(tmp_path / "run"))
+    tiny_run(colors, tmp_path / "run", start=start, overwrite=True, **LORA | {"lora": None})
+    assert not (tmp_path / "run" / ADAPTER).exists()
 
 
 def test_wrong_adapters_are_rejected(colors, start, tmp_path):
@@ -177,12 +181,6 @@ def test_rank_cannot_be_changed_when_resuming(colors, start, tmp_path, stop_afte
     for change in ({"lora": 3}, {"lora_alpha": 8.0}):
         with pytest.raises(vitrail.ConfigError, match=r"lora.* cannot be changed when a run is"):
             vitrail.train(colors, tmp_path / "run", resume=True, **change)
-
-
-def test_overwriting_a_run_removes_its_adapter(colors, start, tmp_path):
-    tiny_run(colors, tmp_path / "run", start=start, **LORA)
-    tiny_run(colors, tmp_path / "run", start=start, overwrite=True, **LORA | {"lora": None})
-    assert not (tmp_path / "run" / ADAPTER).exists()
 
 
 def test_automatic_settings(colors, start, tmp_path):
