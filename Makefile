@@ -13,6 +13,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Each worker runs neighboring tests, which share fixtures and imports.
+WORKERS := --numprocesses 2 --dist worksteal
 export PYTHONWARNINGS :=
 
 .PHONY: demo check test test-cpus bench wheel reproduction format clean
@@ -24,13 +26,13 @@ check: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/pytest --numprocesses 2 -m "not slow"
+	$(BIN)/pytest $(WORKERS) -m "not slow"
 
 test: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest $(WORKERS)
 
 test-cpus: .venv/dev
 	$(BIN)/python scripts/test_cpus.py

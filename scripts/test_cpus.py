@@ -17,17 +17,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "models": "activation grids kept merging patch_dropout position vit whitening",
+    "models": "axial cache gelu init lora patch_dropout pos_embed token_merging vit",
     "checkpoints": "adapt google",
-    "data": "mixing transforms",
-    "training": "averaging cores losses masked muon objectives optimizers",
-    "evaluation": "calibration outcome views",
-    "probing": "fewshot probes ridge teaching",
-    "inspection": "attention_study relevance rollout scoring tokens weights",
-    "export": "int8 onnx_models sessions",
+    "data": "augment transforms",
+    "training": "cpu_parallel masked_patches muon objectives optim",
+    "evaluation": "calibration evaluate results",
+    "probing": "fewshot probes ridge teach",
+    "inspection": "attention faithfulness relevance representations rollout",
+    "export": "onnx session",
     "prediction": "engines predictor",
-    "reference": "attention_peers torchvision",
+    "reference": "torchvision transformers",
 }
+FILES = [f"tests/{place}/test_{x}.py" for place, names in TESTS.items() for x in names.split()]
 
 
 def instructions(torch: str, onednn: str, mkl: str, openblas: str) -> dict[str, str]:
@@ -52,7 +53,6 @@ RUNS = {  # name → instructions, torch's threads
 
 
 def main(*words: str) -> None:
-    files = [f"tests/{place}/test_{x}.py" for place, xs in TESTS.items() for x in xs.split()]
     failed = False
     for name, (chosen, threads) in RUNS.items():
         if words and not any(word in name for word in words):
@@ -62,7 +62,7 @@ def main(*words: str) -> None:
         start = time.monotonic()
         with busy_core(name.endswith("busy core")):
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "--tb=short", *files],
+                [sys.executable, "-m", "pytest", "-q", "--tb=short", *FILES],
                 cwd=ROOT,
                 env=environment,
                 capture_output=True,

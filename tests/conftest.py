@@ -1,6 +1,7 @@
 """Shared fixtures: one thread, the smallest model, the golden vectors."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ from vitrail import VitConfig
 
 # A second thread slows tiny models down. `make test-cpus` sets more.
 torch.set_num_threads(int(os.environ.get("VITRAIL_TEST_THREADS", "1")))
+
+SLOW = re.compile(r"^pytestmark = (\[[^]]*|.*)\bslow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not even import the modules that `-m "not slow"` leaves out: some load large libraries."""
+    if config.option.markexpr == "not slow" and collection_path.name.startswith("test_"):
+        return True if SLOW.search(collection_path.read_text(encoding="utf-8")) else None
+    return None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""`scripts/code_metrics.py` counts what it says."""
+"""`scripts/code_metrics.py` counts what it says; `scripts/test_cpus.py` runs files that exist."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # they are on no package's path
 
 import code_metrics
+import test_cpus
 
 
 def test_counts_files_functions_dataclasses_and_importers(tmp_path):
@@ -25,3 +26,7 @@ def test_counts_files_functions_dataclasses_and_importers(tmp_path):
     # files, lines, functions per 1,000, dataclasses, modules with one importer, longest file
     assert counts == ["4", "22", "136", "1", "1", "14"]
     assert code_metrics.folder_rows(tmp_path) == {"(top level)": "3 / 8", "models": "1 / 14"}
+
+
+def test_numeric_tests_exist():
+    assert [path for path in test_cpus.FILES if not (test_cpus.ROOT / path).exists()] == []

@@ -3,7 +3,8 @@
 import argparse
 import itertools
 import json
-import subprocess
+import resource
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -15,12 +16,14 @@ from safetensors.torch import load_file, save_file
 from small_models import FAMILIES, VIT, random_model, same_weights
 from torch import nn
 
+from processes import fork
 from vitrail import CheckpointError, create, load, save
 from vitrail.checkpoints.load import OUR_METADATA
 from vitrail.checkpoints.save import convert
 from vitrail.models.config import to_dict
 from vitrail.models.registry import configuration
 from vitrail.models.vit import build
+from vitrail.planning.request import resident_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -49,20 +52,19 @@ def test_loading_during_concurrent_saves(tmp_path, format):
         thread.join()
 
 
+def overwrite(path):
+    model = load(path)
+    torch.save(dict(model.state_dict()), path)
+    print(sum(p.double().sum().item() for p in model.parameters()))
+
+
 def test_overwriting_the_source_file_is_safe(tmp_path):
     save(random_model(TIMM), tmp_path / "w.pth", "timm")
-    code = (
-        "import sys, torch; from vitrail import load\n"
-        "model = load(sys.argv[1])\n"
-        "torch.save({n: t for n, t in model.state_dict().items()}, sys.argv[1])\n"
-        "print(sum(p.double().sum().item() for p in model.parameters()))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "w.pth")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    process = fork(overwrite, tmp_path / "w.pth", output=tmp_path / "output")
+    process.join()  # a memory map of a file that was cut off would end it
+    assert process.exitcode == 0
     expected = sum(p.double().sum().item() for p in random_model(TIMM).parameters())
-    assert float(done.stdout) == pytest.approx(expected)
+    assert float((tmp_path / "output").read_text()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", ["half", "bfloat16", "double"])
@@ -222,30 +224,26 @@ def test_skipped_arrays_and_ambiguous_positions_are_logged(tmp_path):
     assert "all 49 rows are assumed to be patch positions" in lines[1]
 
 
+DISK = {"m": ("bundle", "google"), "m.npz": ("google", "google"), "m.pth": ("timm", "timm")}
+
+
+def save_to_full_disk(folder):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    for path, (format, numerics) in DISK.items():
+        with pytest.raises(CheckpointError, match=r"^cannot write"):
+            save(create("ViT-Ti/16", depth=1, numerics=numerics), folder / path, format)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of file size are Linux's")
 def test_full_disk_raises_and_keeps_the_old_file(tmp_path):
-    formats = {"m": "bundle", "m.npz": "google", "m.pth": "timm"}
-    for path, format in formats.items():
-        numerics = "timm" if format == "timm" else "google"
-        save(random_model(TIMM.change(numerics=numerics)), tmp_path / path, format)
-    code = (
-        "import resource, signal, sys\n"
-        "from vitrail import create, save, VitrailError\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "for path, format in zip(sys.argv[1::2], sys.argv[2::2]):\n"
-        "    numerics = 'timm' if format == 'timm' else 'google'\n"
-        "    try: save(create('ViT-Ti/16', depth=2, numerics=numerics), path, format)\n"
-        "    except VitrailError as error: print(error)\n"
-    )
-    arguments = [text for path, format in formats.items() for text in (tmp_path / path, format)]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line[:12] for line in done.stdout.splitlines()] == ["cannot write"] * 3
-    for path in formats:
-        assert same_weights(load(tmp_path / path), random_model(TIMM))
+    for path, (format, numerics) in DISK.items():
+        save(random_model(TIMM.change(numerics=numerics)), tmp_path / "models" / path, format)
+    process = fork(save_to_full_disk, tmp_path / "models", output=tmp_path / "output")
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "output.errors").read_text()
+    for path in DISK:
+        assert same_weights(load(tmp_path / "models" / path), random_model(TIMM))
     assert list(tmp_path.rglob(".*")) == []
 
 
@@ -274,30 +272,26 @@ def test_saving_an_invalid_model_raises(tmp_path):
     assert same_weights(load(tmp_path / "model"), random_model(VIT))
 
 
-MEASURE = """
-import sys
-from vitrail import create, load
+def measure_loading(path, small):
+    """Print the peak memory of loading a model, as a multiple of its size."""
+    load(small)  # everything that loading needs is in memory
+    before = resident_bytes("VmRSS")
+    size = sum(p.nbytes for p in load(path).parameters())
+    print((resident_bytes("VmHWM") - before) / size)
 
-def now(key):
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
-create("ViT-Mu/4")  # everything that loading needs is imported
-before = now("VmRSS")
-model = load(sys.argv[1])
-size = sum(p.nbytes for p in model.parameters())
-print((now("VmHWM") - before) / size)
-"""
 FORMATS = {"model": "bundle", "model.npz": "google", "folder": "huggingface"}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_peak_memory_of_loading(tmp_path):
-    model = build(configuration("ViT-S/16"), device="cpu")  # any values will do
+    large = configuration("ViT-S/16")
+    small = large.change(depth=1, width=64, mlp_width=64, heads=1)
+    models = [build(config, device="cpu") for config in (large, small)]  # any values will do
     for name, format in FORMATS.items():
-        save(model, tmp_path / name, format)
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(tmp_path / name)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert float(done.stdout) < 1.3, format
+        paths = [tmp_path / size / name for size in ("large", "small")]
+        for model, path in zip(models, paths, strict=True):
+            save(model, path, format)
+        process = fork(measure_loading, *paths, output=tmp_path / "output")
+        process.join()
+        assert float((tmp_path / "output").read_text()) < 1.3, format

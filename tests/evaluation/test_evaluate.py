@@ -1,18 +1,16 @@
 """`vitrail.evaluate` on a small trained model; inference, and test-time augmentation."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import vitrail
+from processes import in_two_processes
 from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
 from vitrail.checkpoints.load import with_head, with_temperature
@@ -24,7 +22,6 @@ from vitrail.evaluation.evaluate import average_views, enlarge_for_crops, quick_
 pytestmark = pytest.mark.slow
 
 PREPROCESSING = preset("google", (4, 4))
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 IMAGES = torch.arange(2 * 1 * 6 * 6, dtype=torch.float32).reshape(2, 1, 6, 6)
 
 
@@ -50,15 +47,12 @@ def test_result_is_independent_of_the_batch_size(trained):
             assert other.estimates[name] == pytest.approx(estimate, abs=1e-6), name
 
 
-def test_two_processes_return_exactly_the_result_of_one(trained, capsys):
+def test_two_processes_return_exactly_the_result_of_one(trained, tmp_path, capsys):
     words = ["evaluate", *map(str, trained), "--json", "--batch-size", "4"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "vitrail"]
-    environment = os.environ | ONE_THREAD | {"PYTHONWARNINGS": ""}
-    options = {"env": environment, "capture_output": True, "text": True, "timeout": 200}
-    done = subprocess.run([sys.executable, *launch, *words], **options)
-    assert done.returncode == 0, done.stderr
+    first, second = in_two_processes(tmp_path, main, words)
     assert main(words) == 0
-    assert json.loads(done.stdout) == json.loads(capsys.readouterr().out)
+    assert json.loads(first) == json.loads(capsys.readouterr().out)
+    assert second == ""
 
 
 def test_split_and_views(trained):
@@ -249,54 +243,35 @@ def test_inference_reports_progress_and_has_no_gradients():
     assert not outputs[0].requires_grad
 
 
-TWO = """
-import sys
-import torch
-from torch import nn
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-sys.path[:0] = sys.argv[1:]
-from test_evaluate import Grays, evaluate_grays
-from vitrail import DataError
-from vitrail.distributed import exit_process
-
-dist.init_process_group("gloo")
-dist.init_device_mesh("cpu", (2,))
-torch.manual_seed(0)
-model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
-fully_shard(model[1]); fully_shard(model)
-got = evaluate_grays(Grays(9, (1, 3)), model, 2)  # the second process skips its whole first pair
-model(torch.ones(2, 3, 4, 4)).sum().backward()  # gathered parameters can be trained
-try:
-    evaluate_grays(Grays(9, (4,)), model, 2, strict=True)
-except DataError as error:
-    stopped = str(error)
-values = (got.samples, got.accuracy, got.confusion.tolist())
-print(values, [m.index for m in got.mistakes], sorted(got.skipped), stopped, got.loss, flush=True)
-dist.destroy_process_group()
-exit_process(0)
-"""
+def evaluate_sharded():
+    """What one of two processes that share a model prints."""
+    dist.init_process_group("gloo")
+    dist.init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    fully_shard(model[1])
+    fully_shard(model)
+    got = evaluate_grays(Grays(9, (1, 3)), model, 2)  # the second skips its whole first pair
+    model(torch.ones(2, 3, 4, 4)).sum().backward()  # gathered parameters can be trained
+    with pytest.raises(DataError) as stopped:
+        evaluate_grays(Grays(9, (4,)), model, 2, strict=True)
+    values = (got.samples, got.accuracy, got.confusion.tolist())
+    mistakes = [m.index for m in got.mistakes]
+    print(values, mistakes, sorted(got.skipped), stopped.value, got.loss, flush=True)
+    dist.destroy_process_group()
 
 
-def test_two_fsdp_processes_return_the_result_of_one():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"} | ONE_THREAD
-    command = [sys.executable, "-W", "ignore", "-c", TWO, *map(str, Path(__file__).parents[:2])]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environments = [os.environ | shared | {"RANK": str(rank)} for rank in (0, 1)]
-    both = [subprocess.Popen(command, env=environment, **pipes) for environment in environments]
-    outputs = [process.communicate(timeout=200) for process in both]
+def test_two_fsdp_processes_return_the_result_of_one(tmp_path):
+    outputs = in_two_processes(tmp_path, evaluate_sharded)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
     alone = evaluate_grays(Grays(9, (1, 3)), model, 9)
     values = (alone.samples, alone.accuracy, alone.confusion.tolist())
     mistakes = [m.index for m in alone.mistakes]
     line = f"{values} {mistakes} {sorted(alone.skipped)} image 4: it is broken"
-    for out, errors in outputs:
-        values, _, loss = out.rpartition(" ")
-        assert values == line, errors
+    for output in outputs:
+        values, _, loss = output.rpartition(" ")
+        assert values == line
         assert float(loss) == pytest.approx(alone.loss, abs=1e-6)
 
 

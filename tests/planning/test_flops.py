@@ -6,7 +6,7 @@ from vitrail.planning.flops import PUBLISHED_RUNS, UTILIZATION, cost_of
 pytestmark = pytest.mark.slow
 
 
-def test_vit_flops_match_the_formula():
+def test_flops_of_vit_and_attention_pool_match_the_formula():
     tokens, width, depth, hidden = 197, 768, 12, 3072
     stem = 196 * 768 * width
     block = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden
@@ -14,11 +14,7 @@ def test_vit_flops_match_the_formula():
     assert cost.forward == 2 * (stem + depth * block)
     assert cost.tokens == tokens
     assert cost.training == 3 * cost.forward
-
-
-def test_keys_and_values_of_the_attention_pool_are_counted():
-    tokens, width, hidden = 196, 768, 3072
-    config = configuration("ViT-B/16").change(num_classes=0)
+    tokens, config = 196, configuration("ViT-B/16").change(num_classes=0)
     pool = 2 * width**2 + 2 * tokens * width**2 + 2 * tokens * width + 2 * width * hidden
     added = cost_of(config.change(pool="map")).forward - cost_of(config.change(pool="mean")).forward
     assert added == 2 * pool

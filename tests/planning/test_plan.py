@@ -52,13 +52,10 @@ def test_invalid_options_end_with_one_line(options, message, capsys):
     assert error.count("\n") == 1
 
 
-def test_table(capsys):
+def test_command_prints_a_table_or_json(capsys):
     options = ["--images", "303e6", "--epochs", "7", "--batch-size", "64", "--classes", "10"]
     assert main(["plan", "ViT-Mu/4", *options, "--devices", "2", "--micro-batch", "8"]) == 0
     assert "exaFLOPs" in capsys.readouterr().out
-
-
-def test_json(capsys):
     assert main(["plan", "ViT-Mu/4", "--no-probe", "--json", "--images", "1e6"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["epochs"] == 1
@@ -69,7 +66,7 @@ def test_json(capsys):
     assert memory["peak"] > memory["tensors"] > memory["parts"]["weights"]
 
 
-def test_fsdp_shards_weights_and_optimizer(one_device):
+def test_fsdp_shards_weights_and_ddp_has_gradient_buckets(one_device):
     assert one_device.to_dict()["exaflops"] is None  # without the length of the run
     sharded = counted(batch_size=32, devices=4, strategy="fsdp").memory.parts
     whole = one_device.memory.parts
@@ -81,9 +78,6 @@ def test_fsdp_shards_weights_and_optimizer(one_device):
     assert parts["gradients"] == one_device.memory.whole["gradients"]  # whole until the last
     parts = counted(batch_size=16, devices=2, strategy="fsdp", optimizer="muon").memory.parts
     assert parts["gathered"] >= 4 * (4 * 32 * 32 + 2 * 32 * 128 + 32 * 3 * 4 * 4)  # its matrices
-
-
-def test_ddp_has_gradient_buckets(one_device):
     parts = counted(batch_size=16, devices=2).memory.parts
     assert parts["buckets"] == parts["weights"] == one_device.memory.parts["weights"]
 
@@ -129,9 +123,6 @@ def test_steps_are_timed_on_the_data(gray):
     assert plan["time"]["run"] == pytest.approx(plan["time"]["epoch"] * 2)
     assert plan["memory"]["measured"]
     assert 200 * MIB < plan["memory"]["process"] <= plan["memory"]["peak"] < 1000 * MIB
-
-
-def test_impossible_steps_report_the_reason(gray):
     with pytest.raises(ConfigError, match="more than the 40 training images"):
         make_plan(PlanRequest(model="ViT-Mu/4", data=gray, batch_size=64))
 

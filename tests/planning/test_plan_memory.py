@@ -88,11 +88,16 @@ def test_two_traces_predict_every_batch_size(plain):
     assert sum(plain.at_peak(7).values()) == max(list(live)[begin:])
 
 
-def test_weights_gradients_and_adam_moments(plain):
+def test_parts_with_accumulation_and_bfloat16(plain):
     weights = 4 * sum(p.numel() for p in build(SMALL).parameters())
     assert plain.total("weights") == plain.total("gradients") == weights
     assert plain.total("optimizer") == pytest.approx(2 * weights, rel=0.01)
     assert plain.at_peak(64)["weights"] == weights
+    assert plain.at_peak(64)["gradients"] < 0.5 * plain.total("gradients")
+    assert traced(accumulated=3).at_peak(64)["gradients"] == plain.total("gradients")
+    half = traced(precision=torch.bfloat16).at_peak(64)
+    assert half["weights"] == plain.at_peak(64)["weights"]
+    assert half["activations"] < 0.8 * plain.at_peak(64)["activations"]
 
 
 def test_adafactor_has_a_small_state_and_updates_one_matrix_at_a_time(plain):
@@ -111,14 +116,3 @@ def test_lora_has_gradients_and_moments_of_trained_weights_only(plain):
     trace = traced(lora=4)
     assert trace.total("gradients") == trained < 0.25 * plain.total("gradients")
     assert trace.total("optimizer") == pytest.approx(2 * trained, rel=0.01)
-
-
-def test_accumulated_gradients_exist_at_the_peak(plain):
-    assert plain.at_peak(64)["gradients"] < 0.5 * plain.total("gradients")
-    assert traced(accumulated=3).at_peak(64)["gradients"] == plain.total("gradients")
-
-
-def test_bfloat16_reduces_activations_only(plain):
-    half = traced(precision=torch.bfloat16).at_peak(64)
-    assert half["weights"] == plain.at_peak(64)["weights"]
-    assert half["activations"] < 0.8 * plain.at_peak(64)["activations"]

@@ -420,13 +420,17 @@ UNSUPPORTED = {  # class of transformers: config, what the error says
     "VitDetModel": ({**TEXT, "image_size": 64}, "windowed"),
     "Siglip2VisionModel": ({**TEXT, "num_patches": 16}, "NaFlex.*fixed resolution"),
 }
-UNSUPPORTED_TIMM = {
-    "swin_tiny_patch4_window7_224": "windowed",
-    "hiera_tiny_224": "hierarchical",
-    "mvitv2_tiny": "hierarchical",
-    "pvt_v2_b0": "hierarchical",
-    "samvit_base_patch16": "windowed",
-    "naflexvit_base_patch16_siglip": "NaFlex.*fixed resolution",
+ONE_BLOCK = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+UNSUPPORTED_TIMM = {  # name in timm: its sizes, what the error says
+    "swin_tiny_patch4_window7_224": (
+        {"embed_dim": 24, "depths": (1,) * 4, "num_heads": (1,) * 4},
+        "windowed",
+    ),
+    "hiera_tiny_224": ({"embed_dim": 16, "stages": (1,) * 4}, "hierarchical"),
+    "mvitv2_tiny": ({}, "hierarchical"),
+    "pvt_v2_b0": ({}, "hierarchical"),
+    "samvit_base_patch16": (ONE_BLOCK, "windowed"),
+    "naflexvit_base_patch16_siglip": (ONE_BLOCK, "NaFlex.*fixed resolution"),
 }
 
 
@@ -446,9 +450,9 @@ def one_line_error(path, message):
 
 @pytest.mark.parametrize("name", UNSUPPORTED_TIMM)
 def test_unsupported_models_of_timm_get_one_line(name, tmp_path):
-    small = {"depth": 1, "embed_dim": 32, "num_heads": 2} if "patch16" in name else {}
+    small, reason = UNSUPPORTED_TIMM[name]
     timm.models.save_for_hf(timm.create_model(name, **small), tmp_path, model_args=small)
-    one_line_error(tmp_path, f"timm model {name}.*{UNSUPPORTED_TIMM[name]}")
+    one_line_error(tmp_path, f"timm model {name}.*{reason}")
 
 
 @pytest.mark.parametrize(
@@ -460,8 +464,9 @@ def test_unsupported_models_of_timm_get_one_line(name, tmp_path):
     ],
 )
 def test_unsupported_state_dicts_get_one_line(name, reason, tmp_path):
-    arguments = {"num_classes": 0, "use_rel_pos": True} if "sam" in name else {}
-    torch.save(timm.create_model(name, **arguments).state_dict(), tmp_path / "model.pth")
+    more = {"num_classes": 0, "use_rel_pos": True} if "sam" in name else {}
+    theirs = timm.create_model(name, **UNSUPPORTED_TIMM[name][0], **more)
+    torch.save(theirs.state_dict(), tmp_path / "model.pth")
     one_line_error(tmp_path / "model.pth", reason)
 
 

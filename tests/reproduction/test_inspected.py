@@ -79,14 +79,11 @@ def structure(of_steps):
     return values, [p < SIGNIFICANCE for p in p_values]
 
 
-def test_similarity_that_falls_with_distance_has_no_rows_or_columns():
+def test_rows_and_columns_are_distinguished_from_distance_and_from_each_other():
     values, holds = structure(lambda down, across: 1 - np.hypot(down, across) / 10)
     assert values[0] == pytest.approx(1)
     assert holds == [True, False, False]
     assert abs(values[1]) + abs(values[2]) < 0.02
-
-
-def test_rows_and_columns_are_distinguished_from_distance_and_from_each_other():
     values, holds = structure(lambda down, across: 0.5 * (down == 0) + 0.5 * (across == 0))
     assert values[1:] == pytest.approx((0.5, 0.5))
     assert holds == [True, True, True]

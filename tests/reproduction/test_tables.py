@@ -48,14 +48,11 @@ def test_reports_are_complete(name):
         assert all(isinstance(cell, str) for row in table.rows for cell in row)
 
 
-def test_table1_counts_parameters_in_both_ways():
+def test_parameters_of_table1_and_utilizations_of_table2():
     rows = {row[0]: row for row in report_of("table1").tables[0].rows}
     assert rows["ViT-B/16"][5:9] == ("86 M", "85.8 M", "86.6 M", "without a head")
     assert rows["ViT-L/16"][5:9] == ("307 M", "303.3 M", "304.3 M", "no")
     assert rows["BiT-R50x1"][5:10] == ("-", "23.5 M", "25.5 M", "-", "-")
-
-
-def test_table2_has_possible_utilizations():
     assert report_of("table2").verdict == "checked"
     assert "No accuracy was measured" in report_of("table2").result
     shares = {key: share for key, (_, share) in tables.utilizations().items()}
@@ -126,15 +123,12 @@ def accuracy(published):
     return Measurement(model="m", data="d", published=published, ours=ours, images=1)
 
 
-def test_published_numbers_agree_within_our_interval_or_two_deviations():
+def test_agreement_with_published_numbers_decides_the_verdict():
     assert accuracy(Accuracy(85.3)).agrees
     assert accuracy(Accuracy(85.7, 0.2)).agrees
     assert not accuracy(Accuracy(85.8, 0.2)).agrees
     assert not accuracy(Accuracy(84.6)).agrees
     assert accuracy(Accuracy(84.5, 0.2)).agrees
-
-
-def test_verdicts_follow_from_the_measurements():
     verdicts = {(): "checked", (85.0,): "holds", (85.0, 90.0): "holds in part"}
     for published, verdict in (verdicts | {(90.0,): "does not hold"}).items():
         measurements = [accuracy(Accuracy(value)) for value in published]

@@ -72,13 +72,10 @@ def test_reports_are_complete(name):
     assert "{" not in result.method + result.result
 
 
-def test_compared_models_have_similar_compute():
+def test_experiments_share_runs_and_compare_models_of_similar_compute():
     flops = {key[0]: job.flops for key, job in trained.figure4_jobs(DATASETS).items()}
     for ours, theirs in (("ViT M", "BiT S"), ("ViT L", "BiT M")):
         assert 0.4 < flops[ours] / flops[theirs] < 2.5
-
-
-def test_experiments_share_runs():
     base = list_jobs("table8", DATASETS)["learned", "stem", 0]
     assert base == list_jobs("figure5", DATASETS)["ViT", "M", 0]
     assert base == list_jobs("figure8", DATASETS)["base", "", 0]

@@ -68,19 +68,13 @@ def test_oversized_heads_and_foreign_hosts_are_rejected(state, port, request_byt
     "path",
     [
         *("/examples/../../etc/passwd", "/examples/..%2f..%2fetc%2fpasswd", "/examples/%2e%2e"),
-        *(
-            "/examples//etc/passwd",
-            "/examples/-1",
-            "/examples/0%00",
-            "/examples/٣",
-            "/examples/1e9",
-        ),
+        *("/examples//etc/passwd", "/examples/-1", "/examples/0%00", "/examples/1e9"),
+        "/examples/٣",
         *("//etc/passwd", "/\\etc\\passwd", "/%2e%2e/%2e%2e/etc/passwd", "/static/page.js"),
     ],
 )
-def test_paths_never_reach_the_file_system(path):
-    with make_state() as state:
-        response = make_client(state).get(path)
+def test_paths_never_reach_the_file_system(state, path):
+    response = make_client(state).get(path)
     assert response.status_code == 404
     assert "root:" not in response.text
 
@@ -98,9 +92,8 @@ def test_paths_never_reach_the_file_system(path):
         "&".join(f"a{number}=1" for number in range(2000)),
     ],
 )
-def test_query_values_are_bounded_and_not_echoed_as_headers(query):
-    with make_state() as state:
-        response = post(make_client(state), f"/predict?{query}")
+def test_query_values_are_bounded_and_not_echoed_as_headers(state, query):
+    response = post(make_client(state), f"/predict?{query}")
     assert response.status_code in (200, 404, 422)
     assert "set-cookie" not in response.headers
     assert len(response.text) < 1000

@@ -7,8 +7,27 @@ import pytest
 from tiny_searches import FakeRuns
 
 from tiny_runs import tiny_run, write_colors
+from vitrail.reports import pages
 from vitrail.training import adapt
 from vitrail.training.checkpoint import StopSignal
+
+CHARTS = {"curves": pages.curves, "confusion_section": pages.confusion_section}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_charts():
+    """Leave charts out of the reports of runs: drawing takes most of the time of a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "curves", lambda rows: [])
+        patch.setattr(pages, "confusion_section", lambda confusion, names: None)
+        yield
+
+
+@pytest.fixture
+def charts(monkeypatch):
+    """Draw the charts of a run."""
+    for name, function in CHARTS.items():
+        monkeypatch.setattr(pages, name, function)
 
 
 @pytest.fixture(scope="module")

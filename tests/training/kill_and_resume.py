@@ -6,30 +6,36 @@ A run saves its state every few steps, so that some of the kills come while it i
 """
 
 import argparse
-import os
 import random
-import subprocess
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import vitrail
+from processes import fork
+from tiny_runs import write_colors
+from vitrail.cli import main
 
 STEPS = 120
 
 
-def command(
+def arguments(
     data: Path, out: Path, *, resume: bool, steps: int = STEPS, base: str = ""
 ) -> list[str]:
-    """Return a command that trains, or that fine-tunes `base` with LoRA."""
-    name = "finetune" if base else "train"
-    args = [sys.executable, "-m", "vitrail", name, str(data), "--out", str(out)]
+    """Return the arguments of a command that trains, or that fine-tunes `base` with LoRA."""
+    args = ["finetune" if base else "train", str(data), "--out", str(out)]
     if resume and (out / "settings.toml").exists():
         return [*args, "--resume"]
-    args += ["--steps", str(steps), "--batch-size", "6"]
-    args += ["--optim.learning-rate", "1e-3", "--average", "0.9", "--save-minutes", "0.005"]
+    args += ["--steps", str(steps), "--batch-size", "6", "--machine.precision", "float32"]
+    args += ["--optim.learning-rate", "1e-3", "--average", "0.9", "--save-minutes", "0.002"]
     if base:
         return [*args, "--from", base, "--lora", "2", "--optim.kind", "adamw"]
     args += ["--optim.kind", "muon"]
@@ -38,19 +44,19 @@ def command(
     return [*args, "--mix.mixup", "0.2", "--evaluate-every", "20"]
 
 
-def start(data: Path, out: Path, **options: Any) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command(data, out, **options),
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+def count_rows(out: Path) -> int:
+    metrics = out / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors.decode()
+def wait_for_rows(out: Path, rows: int, is_running: Callable[[], bool]) -> bool:
+    """Wait for so many lines of metrics; return whether the process is still running then."""
+    deadline = time.monotonic() + 280
+    while is_running() and time.monotonic() < deadline:
+        if count_rows(out) >= rows:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def where(out: Path) -> str:
@@ -62,36 +68,25 @@ def where(out: Path) -> str:
 def kill_and_resume(folder: Path, kills: int, seed: int, **options: Any) -> tuple[int, list[str]]:
     """Return how many kills hit a running process, and which weights differ.
 
-    `options` are those of `command`.
+    `options` are those of `arguments`. Only runs that are killed need a process of their own.
     """
-    import torch
-
-    import vitrail
-    from tiny_runs import write_colors
-
-    data = write_colors(folder / "colors.npz")
-    started = time.monotonic()
-    finish(start(data, folder / "alone", resume=False, **options))
-    whole = time.monotonic() - started
+    data, steps = write_colors(folder / "colors.npz"), options.get("steps", STEPS)
+    assert main(arguments(data, folder / "alone", resume=False, **options)) == 0
     draw, hits, out = random.Random(seed), 0, folder / "killed-0"
     for number in range(kills):
-        process = start(data, out, resume=True, **options)
-        try:
-            process.wait(timeout=draw.uniform(0.3 * whole, 0.95 * whole))
-            if process.returncode != 0:
-                raise AssertionError(process.stderr.read().decode() if process.stderr else "")
-            out = folder / f"killed-{number + 1}"  # it was faster than the kill: begin another
-        except subprocess.TimeoutExpired:
+        args, log = arguments(data, out, resume=True, **options), folder / "log"
+        process = fork(main, args, output=log)
+        rows = draw.randint(min(count_rows(out) + 1, steps), steps)
+        if wait_for_rows(out, rows, process.is_alive):
+            time.sleep(draw.uniform(0, 0.1))  # between two steps, or while a state is written
             process.kill()
-            process.wait()
             hits += 1
-            print(f"killed: {out.name}, {where(out)}", flush=True)
-            if (out / "config.json").exists() and not (out / "state").exists():
-                out = folder / f"killed-{number + 1}"  # it was finished, but had not exited
-        finally:
-            if process.stderr:
-                process.stderr.close()
-    finish(start(data, out, resume=True, **options))
+        process.join()
+        print(f"{out.name} ended with {process.exitcode}: {where(out)}", flush=True)
+        assert process.exitcode in (0, -signal.SIGKILL), log.with_suffix(".errors").read_text()
+        if (out / "config.json").exists() and not (out / "state").exists():
+            out = folder / f"killed-{number + 1}"  # it was finished: begin another
+    assert main(arguments(data, out, resume=True, **options)) == 0
     expected, different = vitrail.load(folder / "alone").state_dict(), []
     for killed in sorted(folder.glob("killed-*")):
         if not (killed / "config.json").exists():

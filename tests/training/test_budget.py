@@ -166,5 +166,5 @@ def test_measurements_before_the_run_count(colors, tmp_path, monkeypatch):
 
     monkeypatch.setattr(budget, "time_step", slow_trial)
     monkeypatch.setattr(budget, "TimeBudget", record)
-    tiny_run(colors, tmp_path / "run", steps=None, minutes=0.05, optim=OptimSettings(kind="adamw"))
+    tiny_run(colors, tmp_path / "run", steps=None, minutes=0.01, optim=OptimSettings(kind="adamw"))
     assert planned[0] >= 0.5

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import vitrail
+from processes import in_two_processes
 from tiny_runs import write_colors
 from vitrail.cli import main
 from vitrail.training.callbacks import read_rows
@@ -23,20 +24,15 @@ OPTIONS += ["--mix.cutmix=0", "--optim.clip-norm=1", "--evaluate-every=1", "--av
 
 
 def launch(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script or module in two processes."""
+    """Run a script or module in two processes with torchrun."""
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
     options = {"env": environment, "capture_output": True, "text": True, "timeout": 200}
     return subprocess.run([sys.executable, *several, *words], **options)
 
 
-def train(data: Path, out: Path, *more: str, processes: int = 2, command: str = "train") -> None:
-    args = [command, str(data), "--out", str(out), *more]
-    if processes == 1:
-        assert main(args) == 0
-        return
-    done = launch("-m", "vitrail", *args)
-    assert done.returncode == 0, done.stdout + done.stderr
+def arguments(data: Path, out: Path) -> list[str]:
+    return ["train", str(data), "--out", str(out), *OPTIONS]
 
 
 def losses(folder: Path) -> list[float]:
@@ -48,14 +44,19 @@ def alone(tmp_path_factory) -> tuple[Path, Path]:
     """A dataset, and a single-process run on it."""
     folder = tmp_path_factory.mktemp("alone")
     data = write_colors(folder / "colors.npz")
-    train(data, folder / "run", *OPTIONS, processes=1)
+    assert main(arguments(data, folder / "run")) == 0
     return data, folder / "run"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_match_one(alone, tmp_path, strategy):
     data, one = alone
-    train(data, tmp_path / "two", *OPTIONS, "--machine.strategy", strategy)
+    args = [*arguments(data, tmp_path / "two"), "--machine.strategy", strategy]
+    if strategy == "ddp":
+        done = launch("-m", "vitrail", *args)
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        in_two_processes(tmp_path, main, args)
     assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=1e-5)
     expected, actual = (vitrail.load(path).state_dict() for path in (one, tmp_path / "two"))
     for name, tensor in expected.items():
@@ -88,9 +89,9 @@ def test_run_resumes_with_fewer_processes_after_a_kill(alone, tmp_path):
     data, one = alone
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    args = ["train", str(data), "--out", str(tmp_path / "run"), *OPTIONS]
-    assert launch(str(script), *args, "--machine.strategy", "fsdp").returncode != 0
-    train(data, tmp_path / "run", "--resume", processes=1)
+    args = [*arguments(data, tmp_path / "run"), "--machine.strategy", "fsdp"]
+    assert launch(str(script), *args).returncode != 0
+    assert main(["train", str(data), "--out", str(tmp_path / "run"), "--resume"]) == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-5)
 
 

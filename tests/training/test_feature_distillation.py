@@ -150,7 +150,7 @@ def test_teacher_is_on_the_device_before_its_first_features(colors, teacher, tmp
 
 
 def test_time_budget(colors, teacher, tmp_path):
-    options = {"steps": None, "minutes": 0.05, "optim": OptimSettings(kind="adamw")}
+    options = {"steps": None, "minutes": 0.01, "optim": OptimSettings(kind="adamw")}
     assert tiny_run(colors, tmp_path / "run", loss=teacher, augment=VIEWS, **options).finished
 
 

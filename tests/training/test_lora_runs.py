@@ -8,9 +8,10 @@ import torch
 from kill_and_resume import kill_and_resume
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_distributed import losses, train
+from test_distributed import losses
 
 import vitrail
+from processes import in_two_processes
 from tiny_runs import SETTINGS, Recorder, equal, tiny_run, weights
 from vitrail.cli import main
 from vitrail.models.lora import is_adapted
@@ -117,13 +118,17 @@ def test_run_below_the_probe_returns_the_probe(colors, start, tmp_path):
     assert equal(merged.state_dict(), after)
 
 
-def test_convert_merges_an_adapter(colors, start, tmp_path, capsys):
+def test_convert_merges_an_adapter_and_overwriting_its_run_removes_it(
+    colors, start, tmp_path, capsys
+):
     tiny_run(colors, tmp_path / "run", start=start, **LORA)
     adapter = ["--adapter", str(tmp_path / "run" / ADAPTER)]
     command = ["convert", start, str(tmp_path / "merged"), "--to", "bundle", *adapter]
     assert main(command) == 0
     assert "changed: LoRA: merged" in capsys.readouterr().out
     assert equal(weights(tmp_path / "merged"), weights(tmp_path / "run"))
+    tiny_run(colors, tmp_path / "run", start=start, overwrite=True, **LORA | {"lora": None})
+    assert not (tmp_path / "run" / ADAPTER).exists()
 
 
 def test_wrong_adapters_are_rejected(colors, start, tmp_path):
@@ -178,12 +183,6 @@ def test_rank_cannot_be_changed_when_resuming(colors, start, tmp_path, stop_afte
             vitrail.train(colors, tmp_path / "run", resume=True, **change)
 
 
-def test_overwriting_a_run_removes_its_adapter(colors, start, tmp_path):
-    tiny_run(colors, tmp_path / "run", start=start, **LORA)
-    tiny_run(colors, tmp_path / "run", start=start, overwrite=True, **LORA | {"lora": None})
-    assert not (tmp_path / "run" / ADAPTER).exists()
-
-
 def test_automatic_settings(colors, start, tmp_path):
     recorder = Recorder()
     vitrail.train(colors, tmp_path / "run", start=start, steps=2, lora=2, callback=recorder)
@@ -195,18 +194,20 @@ def test_automatic_settings(colors, start, tmp_path):
 
 
 def test_resume_after_kill_is_bit_exact(start, tmp_path):
-    _, different = kill_and_resume(tmp_path, kills=1, seed=0, base=start, steps=60)
+    _, different = kill_and_resume(tmp_path, kills=1, seed=0, base=start, steps=40)
     assert not different
 
 
 def test_several_processes_match_one(colors, start, tmp_path):
-    options = ["--lora", "3", "--steps", "6", "--batch-size", "8", "--average", "0.9"]
+    options = ["finetune", str(colors), "--steps", "6", "--batch-size", "8", "--average", "0.9"]
     options += ["--optim.kind", "sgd", "--optim.learning-rate", "0.1", "--optim.clip-norm", "1"]
     options += ["--mix.cutmix", "0", "--machine.precision", "float32", "--from", start]
-    train(colors, tmp_path / "one", *options, processes=1, command="finetune")
+    options += ["--lora", "3", "--out"]
+    assert main([*options, str(tmp_path / "one")]) == 0
     for strategy in ("ddp", "fsdp"):
-        out, more = tmp_path / strategy, ["--machine.strategy", strategy]
-        train(colors, out, *options, *more, command="finetune")
+        out = tmp_path / strategy
+        args = [*options, str(out), "--machine.strategy", strategy]
+        in_two_processes(tmp_path, main, args)
         assert losses(out) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
         for name, tensor in weights(tmp_path / "one").items():
             torch.testing.assert_close(weights(out)[name], tensor, atol=1e-5, rtol=1e-4)

@@ -79,7 +79,7 @@ def schedule(**fields) -> Schedule:
     )
 
 
-def test_stretched_schedules():
+def test_stretched_schedules_and_their_image_sizes():
     shorter, longer, late = schedule(), schedule(), schedule()
     assert [shorter.position(step) for step in range(101)] == list(range(101))
     shorter.stretch_to(20, 60)
@@ -92,9 +92,6 @@ def test_stretched_schedules():
     restored = schedule(length=7)
     restored.load_state_dict(shorter.state_dict())
     assert [restored.position(s) for s in range(60)] == [shorter.position(s) for s in range(60)]
-
-
-def test_image_size_stages():
     growing = schedule()
     assert [growing.image_size(step) for step in (0, 49, 50, 99)] == [32, 32, 64, 64]
     growing.stretch_to(0, 200)

@@ -46,7 +46,7 @@ from vitrail.training.trainer import Trainer
 pytestmark = pytest.mark.slow
 
 
-def test_run_writes_a_complete_bundle(colors, tmp_path):
+def test_run_writes_a_complete_bundle(colors, tmp_path, charts):
     result = tiny_run(colors, tmp_path / "run", steps=60, evaluate_every=6.0, optim=OptimSettings())
     model = vitrail.load(tmp_path / "run")
     assert model.metadata.class_names == CLASSES
@@ -60,6 +60,8 @@ def test_run_writes_a_complete_bundle(colors, tmp_path):
     bundle = {"model.safetensors", "config.json", "README.md"}
     run = {"settings.toml", "metrics.jsonl", "report.html", ".lock"}
     assert files - {"tensorboard"} == bundle | run  # events, where TensorBoard is installed
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert all(f"<h2>{title}" in report for title in ("Training curves", "Confusion matrix: test"))
     settings, data, start = read_run(tmp_path / "run")
     assert (data, start, settings.model.channels) == (str(colors), "", 3)
     assert None not in (settings.optim.kind, settings.optim.learning_rate)
@@ -147,7 +149,7 @@ def test_time_budget_ends_on_time(colors, tmp_path, monkeypatch):
     assert rates[-1] < 0.2 * max(rates)
 
 
-def test_early_stopping_at_target_accuracy(colors, tmp_path):
+def test_early_stopping_at_target_accuracy(colors, tmp_path, charts):
     goal, recorder = {"until_accuracy": 0.6, "dev": 0.2}, Recorder()
     goal |= {"steps": 400, "evaluate_every": 1.0}
     result = tiny_run(colors, tmp_path / "run", callback=recorder, **goal)
@@ -159,16 +161,15 @@ def test_early_stopping_at_target_accuracy(colors, tmp_path):
     assert "early stopping at 60.0 % val accuracy" in (tmp_path / "run" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("target", [{"until_accuracy": 0.6}, {"patience": 2}])
-def test_early_stopping_needs_a_val_split(colors, tmp_path, target):
-    message = error_of(colors, tmp_path / "run", **target)
-    [(name, value)] = target.items()
-    assert f"{name}={value} needs a val split, which {colors} does not have" in message
-    assert "test must not be used for model selection; --dev 0.1 holds" in message
+def test_early_stopping_needs_a_val_split(colors, tmp_path):
     arrays = dict(np.load(colors))
     np.savez(tmp_path / "one.npz", x=arrays["x_train"], y=arrays["y_train"])
-    message = error_of(tmp_path / "one.npz", tmp_path / "run", dev=0.0, **target)
-    assert "does not have; --dev 0.1 holds" in message
+    for name, value in (("until_accuracy", 0.6), ("patience", 2)):
+        message = error_of(colors, tmp_path / "run", **{name: value})
+        assert f"{name}={value} needs a val split, which {colors} does not have" in message
+        assert "test must not be used for model selection; --dev 0.1 holds" in message
+        message = error_of(tmp_path / "one.npz", tmp_path / "run", dev=0.0, **{name: value})
+        assert "does not have; --dev 0.1 holds" in message
     recorder = Recorder()  # without a target it trains on everything
     tiny_run(tmp_path / "one.npz", tmp_path / "run", dev=0.0, callback=recorder)
     assert any("30 training images" in line for line in recorder.lines)
@@ -190,7 +191,7 @@ def test_finetuning_starts_from_the_given_weights(colors, tmp_path):
     assert not changed & {"stem", "encoder"}
 
 
-def test_masked_pretraining_then_finetuning(colors, tmp_path):
+def test_masked_pretraining_then_finetuning(colors, tmp_path, charts):
     recorder = Recorder()
     masked = {"objective": "masked-patches", "masked": MaskedSettings(predict="pixels")}
     tiny_run(colors, tmp_path / "masked", **masked, callback=recorder, evaluate_every=1.0)
@@ -208,7 +209,7 @@ def test_distillation_run(colors, tmp_path):
     assert result.outcomes["test"].accuracy > 0.8
 
 
-def test_multi_label_run(tmp_path):
+def test_multi_label_run(tmp_path, charts):
     write_folder(tmp_path)
     rows = ["file,labels,split"]
     for index in range(20):
@@ -221,7 +222,7 @@ def test_multi_label_run(tmp_path):
     assert result.outcomes["test"].confusion is None
 
 
-def test_divergence_names_step_layer_and_images(colors, tmp_path):
+def test_divergence_names_step_layer_and_images(colors, tmp_path, charts):
     def optim(rate):
         return OptimSettings(kind="sgd", learning_rate=rate, warmup_steps=0)
 
@@ -236,7 +237,9 @@ def test_divergence_names_step_layer_and_images(colors, tmp_path):
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
 
 
-def test_retries_halve_the_learning_rate_until_the_run_finishes(colors, tmp_path, monkeypatch):
+def test_retries_halve_the_learning_rate_until_the_run_finishes(
+    colors, tmp_path, monkeypatch, charts
+):
     recorder = Recorder()
     optim = OptimSettings(kind="sgd", learning_rate=1e20, warmup_steps=0, momentum=0.0)
     with pytest.raises(TrainingError):
@@ -273,7 +276,7 @@ def test_choose_precision_on_cpu(instructions, model, expected, monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_low_precision_training(colors, tmp_path, precision):
+def test_low_precision_training(colors, tmp_path, charts, precision):
     options = {"machine": MachineSettings(precision=precision), "steps": 40}
     recorder = Recorder()
     sizes = ((0.0, 4), (0.5, 8))  # progressive resizing
@@ -283,9 +286,15 @@ def test_low_precision_training(colors, tmp_path, precision):
     assert {t.dtype for t in weights(tmp_path / "run").values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1"])
-def test_other_model_families(colors, tmp_path, name):
-    model = ModelSettings(name=name, image_size=32)
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        ("Mixer-S/32", {"depth": 1, "width": 16, "tokens_mlp": 8, "channels_mlp": 16}),
+        ("BiT-R50x1", {"blocks": (1, 1)}),
+    ],
+)
+def test_other_model_families(colors, tmp_path, name, small):
+    model = ModelSettings(name=name, image_size=32, **small)
     result = tiny_run(colors, tmp_path / "run", model=model, steps=2, batch_size=2)
     assert result.outcomes["test"].samples == 12
 
