@@ -175,8 +175,7 @@ def test_inductor_matches_eager(tiny):
         torch.testing.assert_close(found, model(images), atol=1e-5, rtol=1e-5)
 
 
-# tests/export/test_onnx.py traces every kind with dynamic batch and image sizes.
-@pytest.mark.parametrize("name", ["everything", "BiT-R50x1"])
+@pytest.mark.parametrize("name", KINDS)
 def test_torch_export_with_dynamic_batch(name):
     model, images = awake(TINY[name]), make_images(TINY[name])
     batch = torch.export.Dim("batch", min=1, max=64)

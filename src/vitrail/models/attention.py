@@ -166,8 +166,10 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Return the attention weights (B, H, N, N) of all or some heads."""
         query, key, _ = self.query_key_value(tokens, relative)
+        if heads is not None and self.fused:  # heads are independent: compute no others
+            query, key = query[:, list(heads)], key[:, list(heads)]
         weights = self.weights(query, key, relative_bias(query, relative))
-        return weights if heads is None else weights[:, list(heads)]
+        return weights if heads is None or self.fused else weights[:, list(heads)]
 
 
 ATTENTIONS: dict[AttentionKind, type[SelfAttention]] = {
