@@ -42,7 +42,7 @@ def five_shots(features):
 
 def test_model_is_as_its_card_says(model):
     assert model.config.num_classes == 0
-    assert (model.config.image_size, model.config.num_features) == (144, 384)
+    assert (model.config.image_size, model.config.num_features) == (120, 384)
     folder = builtin.find("builtin:vit-photos")
     assert (folder / "model.safetensors").stat().st_size <= 6_000_000
     assert (folder / "README.md").read_text(encoding="utf-8").startswith("# vit-photos")
