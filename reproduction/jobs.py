@@ -35,6 +35,7 @@ from vitrail.training.callbacks import Callback
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import ModelSettings, RunConfig, Settings
 from vitrail.training.data_module import DataSplits
+from vitrail.training.optim import MUON_RATE
 from vitrail.training.recipes import read_recipe, read_run, settings_from_dict
 from vitrail.training.trainer import run
 
@@ -200,6 +201,7 @@ def digest(job: Job) -> str:
     for name in ADDED:
         if settings["model"][name] is None:
             del settings["model"][name]
+    settings["optim"]["muon_learning_rate"] = job.settings.optim.muon_learning_rate or MUON_RATE
     values = {
         "protocol": VERSION,
         "data": data_fingerprints(job.data),

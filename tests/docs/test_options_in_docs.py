@@ -17,7 +17,7 @@ FOREIGN = {
     *("--constraint", "--editable", "--index-url", "--all", "--exclude", "--exclude-editable"),
     *("--nproc-per-node", "--max-restarts", "--nnodes", "--node-rank", "--master-addr"),
     *("--master-port", "--data-binary", "--rm", "--now", "--local-dir", "--kills", "--svg"),
-    *("--seconds", "--no-deps", "--disable-pip"),
+    *("--seconds", "--no-deps", "--disable-pip", "--init", "--read-only", "--tmpfs"),
 }
 
 

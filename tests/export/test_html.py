@@ -156,7 +156,8 @@ def test_images_of_every_kind_decode_to_the_right_pixels(scripts):
     """All EXIF orientations, CMYK, 16 bits, palettes, transparency on white, first frames."""
     from odd_images import odd_images
 
-    unknown = re.compile("tiff|bmp run-length|webp orientation")  # to Chromium
+    # Chromium does not know these, and version 156 converts animated AVIF with other coefficients.
+    unknown = re.compile("tiff|bmp run-length|webp orientation|avif animated")
     odd = {name: each for name, each in odd_images().items() if not unknown.match(name)}
     script = """(files) => Promise.all(files.map(async (file) => {
       const { data, width, height } = await decode(new Blob([bytes(file)]));
@@ -432,7 +433,7 @@ def test_class_names_cannot_end_the_script_and_unsuitable_options_are_one_line(t
     model.metadata = Metadata(preprocessing=preset("deit", (8, 8)), class_names=(evil, "b", "c"))
     page, _, _ = build_page(model, title="<b>&")
     assert evil not in page
-    assert "<title>&lt;b>&amp;</title>" in page
+    assert "<title>&lt;b&gt;&amp;</title>" in page
     for settings, message in (
         ({"to": "html", "preprocessing": True}, "preprocessing works with --to onnx"),
         ({"to": "onnx", "examples": "images"}, "examples works with --to html"),

@@ -32,7 +32,7 @@ from vitrail.training.memory import (
     largest_divisor,
     num_trainable,
 )
-from vitrail.training.optim import first_blocks_patterns
+from vitrail.training.optim import MUON_RATE, first_blocks_patterns
 from vitrail.training.schedules import Stages
 
 SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
@@ -53,7 +53,6 @@ WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
 SMALL_ENCODER = 1_500_000  # weights up to which a model is fine-tuned as it is trained
 LARGE_MODEL = 10_000_000  # parameters from which a named model is trained like DeiT and AugReg
 LARGE_BATCH, LARGE_RATE, LARGE_DECAY = 1024, 1e-3, 0.05  # the rate is for that batch size
-MUON_RATE = 0.02  # of the matrices; those below are for the other weights
 LEARNING_RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
 FINETUNE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
 # AdamW on pre-trained weights: 8e-4 for ViT-Ti, inversely proportional to the width.

@@ -31,6 +31,7 @@ BLOCK = re.compile(r"(?:encoder\.)?(?:blocks|positions)\.(\d+)\.")
 UNIT = re.compile(r"stages\.(\d+)\.(\d+)\.")
 BEFORE_BLOCKS = ("stem.", "root.", "position.", "cls_token", "distillation_token", "registers")
 IN_BLOCK = re.compile(r"(?:encoder\.)?blocks\.\d+\..*\.weight")
+MUON_RATE = 0.02  # from scratch
 ADAM_BETAS, LION_BETAS = (0.9, 0.999), (0.9, 0.99)  # of their papers
 FUSED_DEVICES = {"cpu", "cuda", "mps"}  # torch itself raises only at the first step
 
@@ -58,8 +59,7 @@ def make_optimizers(
         )
     others = [(name, p) for name, p in trainable if not is_muon_parameter(name, p)]
     rest = parameter_groups(others, optim.learning_rate, optim, distances)
-    groups, rate = [], optim.muon_learning_rate
-    assert rate is not None, "set by auto_config"
+    groups, rate = [], optim.muon_learning_rate or MUON_RATE
     for parts in (1, 3):  # the fused weight of queries, keys and values is three matrices
         named = [item for item in matrices if item[0].endswith(".qkv.weight") == (parts == 3)]
         groups += [g | {"parts": parts} for g in parameter_groups(named, rate, optim, distances)]
