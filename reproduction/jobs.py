@@ -165,7 +165,7 @@ def grid_jobs(name: str, datasets: Datasets) -> dict[Key, Job]:
     jobs = {}
     for one in TEXT[name].get("runs", ()):
         model = small_model(one["model"], **one.get("change", {}))
-        train = one.get("probe_train" if datasets.probes else "train", one.get("train", {}))
+        train = one.get("train", {}) | (one.get("probe_train", {}) if datasets.probes else {})
         for seed in one.get("seeds", range(datasets.seeds(name))):
             jobs[*one["key"], seed] = pretraining(datasets, model, seed, **train)
     return jobs

@@ -176,7 +176,8 @@ def heads(results: Results) -> Report:
     same_rate = "As in the paper, each needs its own learning rate."
     if rates[MEAN_POOL] == rates[CLASS_TOKEN]:
         same_rate = "Unlike in the paper, both prefer the same learning rate."
-    values = {"best": best, "rates": rates, "gap": gap, "same_rate": same_rate}
+    seen = f"{next(iter(results.jobs.values())).images:,}"
+    values = {"best": best, "rates": rates, "gap": gap, "same_rate": same_rate, "seen": seen}
     rows = [(key[0], f"{key[1]:g}", tested[key].text, few[key].text) for key in means]
     names = {key: f"{key[0]}, rate {key[1]:g}" for key in means}
     dots = [{names[key]: table[key].point() for key in means} for table in (tested, few)]
