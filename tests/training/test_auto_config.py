@@ -270,6 +270,15 @@ def test_plan_follows_the_budget():
     assert plan(1).image_sizes == ((0.0, 96), (0.9, 128))
 
 
+def test_plan_for_muon_trains_all_weights_and_counts_its_cost():
+    short = plan(0.35, muon_batch=32)
+    assert (short.name, short.frozen_blocks, short.image_size) == ("small", 0, 128)
+    ratios = [plan(5, muon_batch=batch).epochs / plan(5).epochs for batch in (8, 32, 10**9)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] < 0.8
+    assert ratios[-1] == pytest.approx(1)
+
+
 @pytest.mark.parametrize("minutes", [0.4, 1, 3, 10, 60])
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-B/32", "ViT-L/14"])
 def test_planned_sizes_are_valid(name, minutes):

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import torch
 from torch import nn
 
 from tiny_runs import SETTINGS as TINY_SETTINGS
@@ -168,3 +169,25 @@ def test_measurements_before_the_run_count(colors, tmp_path, monkeypatch):
     monkeypatch.setattr(budget, "TimeBudget", record)
     tiny_run(colors, tmp_path / "run", steps=None, minutes=0.01, optim=OptimSettings(kind="adamw"))
     assert planned[0] >= 0.5
+
+
+def test_trial_steps_include_muon_and_change_nothing(colors, tmp_path, monkeypatch):
+    def slow_orthogonalize(matrices, cores):
+        assert matrices, "gradients of a trial step"
+        time.sleep(0.2)
+        return matrices
+
+    def trial(trainer, size):
+        before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+        with monkeypatch.context() as patch:
+            patch.setattr(budget, "orthogonalize", slow_orthogonalize)
+            seconds.append(measure(trainer, size))
+        for name, parameter in trainer.model.named_parameters():
+            assert torch.equal(parameter, before[name]), name
+        assert not any(optimizer.state for optimizer in trainer.state.optimizers)
+        return 0.01
+
+    measure, seconds = budget.time_step, []
+    monkeypatch.setattr(budget, "time_step", trial)
+    tiny_run(colors, tmp_path / "run", steps=None, minutes=0.01, optim=OptimSettings(kind="muon"))
+    assert min(seconds) >= 0.2

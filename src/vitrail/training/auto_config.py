@@ -50,6 +50,7 @@ WIDE_SHAPES = {
     "ViT-Pico": {"depth": 2, "width": 128, "mlp_width": 512, "heads": 4},
 }
 WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
+USUAL_BATCH = 32
 SMALL_ENCODER = 1_500_000  # weights up to which a model is fine-tuned as it is trained
 LARGE_MODEL = 10_000_000  # parameters from which a named model is trained like DeiT and AugReg
 LARGE_BATCH, LARGE_RATE, LARGE_DECAY = 1024, 1e-3, 0.05  # the rate is for that batch size
@@ -247,7 +248,7 @@ class AutoConfig:
             if self.start is not None and is_small(self.start):
                 usual = 16
             elif images < SMALL_DATASET:
-                usual = 32
+                usual = USUAL_BATCH
             elif self.large and settings.optim.kind is None and images >= LARGE_DATASET:
                 usual = LARGE_BATCH
             else:
@@ -276,9 +277,7 @@ class AutoConfig:
         if optim.kind is None:
             small = is_small(start) and settings.lora is None if start else not self.large
             muon = settings.objective == "classify" and not optim.freeze
-            transfer = muon and optim.learning_rate is None and settings.lora is None
-            transfer = transfer and isinstance(start, VitConfig) and start.width <= MUON_MAX_WIDTH
-            muon = muon and (small or transfer)
+            muon = muon and (small or tunes_with_muon(settings, start))
             optim = replace(optim, kind="muon" if muon else "adamw")
             if muon and small:
                 self.explain("Muon", "small models reach the same accuracy in half the time")
@@ -393,6 +392,14 @@ def suggests_transfer(settings: Settings, stats: DatasetStats) -> bool:
 def muon_rate(start: Config | None) -> float:
     """Return Muon's learning rate; small models are fine-tuned as they are trained."""
     return MUON_RATE if start is None or is_small(start) else MUON_TRANSFER_RATE
+
+
+def tunes_with_muon(settings: Settings, start: Config | None) -> bool:
+    """Return whether Muon is the default for all weights of a pre-trained model."""
+    if not isinstance(start, VitConfig) or settings.lora is not None:
+        return False
+    narrow = start.width <= MUON_MAX_WIDTH and settings.optim.learning_rate is None
+    return settings.objective == "classify" and (narrow or is_small(start))
 
 
 def is_small(start: Config) -> bool:

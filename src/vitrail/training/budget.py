@@ -27,6 +27,7 @@ from vitrail.training.config import Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
 from vitrail.training.data_module import at_size
 from vitrail.training.loop import autocast_for, synchronize
+from vitrail.training.optim import NEWTON_SCHULZ_STEPS, Muon, orthogonalize
 from vitrail.training.schedules import Schedule, Stages
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ def time_step(trainer: "Trainer", size: int) -> float:
         features = trainer.teacher.teacher.model.config.num_features
         targets = torch.zeros(micro, 1 + features, device=device)
     times: list[float] = []
+    muon = [one for one in trainer.state.optimizers if isinstance(one, Muon)]
+    orthogonalization = 0.0
     enough = TRIAL_FRACTION * 60 * (trainer.settings.minutes or math.inf)
     while len(times) < TRIALS and (sum(times) < enough or distributed.world_size() > 1):
         started = time.monotonic()
@@ -163,9 +166,14 @@ def time_step(trainer: "Trainer", size: int) -> float:
         loss.backward()
         synchronize(device)
         times.append(time.monotonic() - started)
+        for optimizer in muon:  # the other optimizers are fast
+            orthogonalize(optimizer.gradients(), optimizer.cores)
+            synchronize(device)
+            orthogonalization = time.monotonic() - started - times[-1]
         for optimizer in trainer.state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-    return OVERHEAD * min(times) * trainer.state.schedule.accumulate
+    step = min(times) * trainer.state.schedule.accumulate + orthogonalization
+    return OVERHEAD * step
 
 
 def compile_if_faster(trainer: "Trainer", *, before: Settings | None) -> None:
@@ -241,12 +249,20 @@ class FinetunePlan(NamedTuple):
 
 
 def plan_finetuning(
-    config: VitConfig, *, seconds: float, forward: float, read: float, train: int, evaluated: int
+    config: VitConfig,
+    *,
+    seconds: float,
+    forward: float,
+    read: float,
+    train: int,
+    evaluated: int,
+    muon_batch: int | None = None,
 ) -> FinetunePlan:
     """Return the most thorough fine-tuning of `train` images that fits into `seconds`.
 
     `forward` and `read` are seconds per image, at the checkpoint's image size; `evaluated` images
-    are evaluated at the end, including dev.
+    are evaluated at the end, including dev. `muon_batch` is the batch size if Muon trains all
+    weights: its few steps help more than many of the last blocks.
     """
     native = pair(config.image_size)[0]
     stride = config.stride[0]
@@ -254,6 +270,10 @@ def plan_finetuning(
 
     def forward_seconds(size: int) -> float:
         return forward * (encoder_cost(config, size) / encoder_cost(config, native))
+
+    orthogonalization = 0.0
+    if muon_batch is not None:
+        orthogonalization = forward * muon_cost(config) / muon_batch / encoder_cost(config, native)
 
     def training_size(size: int) -> int:
         """Return the image size for most of a run that ends at `size`."""
@@ -272,7 +292,7 @@ def plan_finetuning(
         if growing:
             first = forward_seconds(training_size(size))
             cost = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * cost
-        step = cost * (1 + BACKWARD * trained) + read
+        step = cost * (1 + BACKWARD * trained) + read + orthogonalization
         return max(0.0, seconds - FINETUNE_END - passes) / (train * step)
 
     smallest, frozen, sizes_of_run = min(sizes), 0, ()
@@ -282,7 +302,7 @@ def plan_finetuning(
         fit = {size: epochs(size) for size in sizes}
         size = max((s for s in sizes if fit[s] >= ENOUGH_EPOCHS), default=smallest)
         count = fit[size]
-        if size > smallest or count >= MIN_EPOCHS:
+        if size > smallest or count >= MIN_EPOCHS or muon_batch is not None:
             name = "growing" if size == native else "small"
             reason = f"about {count:.1f} epochs fit"
             if size < native:
@@ -311,6 +331,13 @@ def encoder_cost(config: VitConfig, size: int) -> float:
     """Return the multiply-adds of the encoder for one image, up to a constant factor."""
     tokens = (size // config.stride[0]) ** 2 + config.num_prefix
     return tokens * (4 * config.width + 2 * config.mlp_width + 2 * tokens)
+
+
+def muon_cost(config: VitConfig) -> float:
+    """Return the multiply-adds of a Muon step, in the unit of `encoder_cost`."""
+    square = 3 * NEWTON_SCHULZ_STEPS * config.width**2  # queries, keys, values and projection
+    wide = (4 * NEWTON_SCHULZ_STEPS - 2) * config.width**2 + 2 * config.width * config.mlp_width
+    return 4 * square + 2 * wide
 
 
 @torch.no_grad()

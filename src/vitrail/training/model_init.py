@@ -38,10 +38,12 @@ from vitrail.models.vit import Model, VisionTransformer, build, create
 from vitrail.probing.features import features_of
 from vitrail.probing.ridge import fit, fit_path
 from vitrail.training.auto_config import (
+    USUAL_BATCH,
     AutoConfig,
     dataset_stats,
     sample_indices,
     suggests_transfer,
+    tunes_with_muon,
     uses_whitening,
 )
 from vitrail.training.budget import plan_finetuning, seconds_per_image
@@ -85,6 +87,7 @@ def build_model(
             evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in splits.held_out.values()}
             elapsed = 0.0 if started is None else time.monotonic() - started
             forward = distributed.broadcast_object(seconds_per_image(model, device))
+            batch = settings.batch_size or USUAL_BATCH
             plan = plan_finetuning(
                 config,
                 seconds=60 * (settings.minutes or 0.0) - distributed.broadcast_object(elapsed),
@@ -92,6 +95,7 @@ def build_model(
                 read=distributed.broadcast_object(stats.seconds),
                 train=len(fit_images),
                 evaluated=sum(evaluated.values()),
+                muon_batch=batch if tunes_with_muon(settings, config) else None,
             )
         auto = AutoConfig(
             settings,

@@ -320,7 +320,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
-        matrices, updated = [], []  # updated: groups and those of their weights with a gradient
+        updated = []  # groups and those of their weights with a gradient
         for group in self.param_groups:
             params = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not params:
@@ -333,9 +333,7 @@ class Muon(torch.optim.Optimizer):
             gradients = [p.grad for p in params]
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
             torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov, in place
-            for gradient in gradients:
-                matrices += full_tensor(gradient).flatten(1).chunk(group["parts"])
-        updates = iter(orthogonalize(matrices, self.cores))
+        updates = iter(orthogonalize(self.gradients(), self.cores))
         for group, params in updated:
             parts = [[next(updates) for _ in range(group["parts"])] for _ in params]
             full = [torch.cat(u).view(p.shape) for u, p in zip(parts, params, strict=True)]
@@ -343,6 +341,15 @@ class Muon(torch.optim.Optimizer):
             if group["weight_decay"]:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(params, shares, alpha=-group["lr"])
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients as matrices."""
+        found = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    found += full_tensor(parameter.grad).flatten(1).chunk(group["parts"])
+        return found
 
 
 def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
