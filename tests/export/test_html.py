@@ -156,8 +156,7 @@ def test_images_of_every_kind_decode_to_the_right_pixels(scripts):
     """All EXIF orientations, CMYK, 16 bits, palettes, transparency on white, first frames."""
     from odd_images import odd_images
 
-    # Chromium does not know these, and version 156 converts animated AVIF with other coefficients.
-    unknown = re.compile("tiff|bmp run-length|webp orientation|avif animated")
+    unknown = re.compile("tiff|bmp run-length|webp orientation")
     odd = {name: each for name, each in odd_images().items() if not unknown.match(name)}
     script = """(files) => Promise.all(files.map(async (file) => {
       const { data, width, height } = await decode(new Blob([bytes(file)]));
@@ -165,7 +164,9 @@ def test_images_of_every_kind_decode_to_the_right_pixels(scripts):
     images = scripts.evaluate(script, [text_of(each.data) for each in odd.values()])
     for (name, each), (height, width, values) in zip(odd.items(), images, strict=True):
         pixels = np.array(values).reshape(height, width, 4)[..., :3]
-        assert each.difference(pixels) <= max(each.tolerance, 1), name
+        # Chromium 156 converts the colors of animated AVIF with other coefficients.
+        tolerance = 20 if name == "avif animated" else max(each.tolerance, 1)
+        assert each.difference(pixels) <= tolerance, name
     svg = b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"
     jpeg = odd["jpeg"].data
     # Chromium's time is quadratic in segments.

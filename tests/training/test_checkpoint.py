@@ -128,8 +128,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "state").iterdir())
 
 
-# A state before the first step is empty, whatever is frozen.
-@pytest.mark.parametrize(("frozen", "steps"), [("", 0), ("", 3), ("attention", 3)])
+@pytest.mark.parametrize("frozen", ["", "attention"])
+@pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_state_round_trip_is_bit_exact(tmp_path, kind, frozen, steps):
     run = Run(kind, frozen=frozen).learn(steps)
