@@ -7,7 +7,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
 from vitrail.evaluation import calibration
-from vitrail.evaluation.calibration import BINS, calibrate, confidence_at, fit_temperature
+from vitrail.evaluation.calibration import BINS, calibration_metrics, confidence_at, fit_temperature
 from vitrail.evaluation.metrics import score_samples
 
 LOSSES = ("softmax", "sigmoid")
@@ -143,7 +143,7 @@ def test_temperature_scaling_corrects_overconfidence():
     logits = 2 * np.random.default_rng(0).normal(size=(5000, 5))
     labels, hot = drawn_from(logits), 4 * logits
     correct = hot.argmax(axis=1) == labels
-    got = calibrate(hot, labels, confidence_at(hot, 1, "softmax"), correct, "softmax")
+    got = calibration_metrics(hot, labels, confidence_at(hot, 1, "softmax"), correct, "softmax")
     assert got.temperature == pytest.approx(4, rel=0.05)
     assert got.ece > 0.2
     assert got.ece_scaled < 0.03
@@ -154,7 +154,9 @@ def test_temperature_scaling_corrects_overconfidence():
 def test_zero_or_one_image(samples):
     logits, labels = case(5, samples)
     correct = logits.argmax(axis=1) == labels
-    got = calibrate(logits, labels, confidence_at(logits, 1, "softmax"), correct, "softmax")
+    got = calibration_metrics(
+        logits, labels, confidence_at(logits, 1, "softmax"), correct, "softmax"
+    )
     assert got.counts.sum() == samples
     for value in (got.ece, got.brier, got.ece_scaled):
         assert math.isfinite(value) == bool(samples)

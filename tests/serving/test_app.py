@@ -157,6 +157,8 @@ def test_model_without_classes():
         ("/predict?threshold=2", 422, "threshold: "),
         ("/predict?threshold=nan", 422, "threshold: "),
         ("/predict?model=none", 404, "unknown model 'none'"),
+        ("/predict?topk=3", 422, "unknown parameter 'topk'; did you mean 'top'?"),
+        ("/explain?klass=blue", 422, "unknown parameter 'klass'; did you mean 'class'?"),
         ("/explain?class=bleu", 422, "did you mean 'blue'"),
         ("/explain?method=x", 422, "method"),
         ("/teach?name=thumb", 403, "--allow-teach"),  # disabled by default

@@ -23,14 +23,14 @@ EXCLUDED = -1e30  # replaces -inf: its probability is 0, and 0 times it is 0
 CHUNK = 2**17  # logits at a time: a megabyte, which stays in the cache
 
 
-def calibrate(
+def calibration_metrics(
     logits: np.ndarray,
     labels: np.ndarray,
     confidence: np.ndarray,
     correct: np.ndarray,
     loss: LossKind,
 ) -> Calibration:
-    """All calibration metrics of logits (N, K) and labels (N,)."""
+    """Return the calibration metrics of logits (N, K) and labels (N,)."""
     counts, mean_confidence, accuracy = bins = reliability_bins(confidence, correct)
     scaled = cross_fitted_confidence(logits, labels, loss)
     return Calibration(

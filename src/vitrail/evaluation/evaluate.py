@@ -27,7 +27,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import metrics
-from vitrail.evaluation.calibration import calibrate, ece_by_weights
+from vitrail.evaluation.calibration import calibration_metrics, ece_by_weights
 from vitrail.evaluation.dataset import (
     match_classes,
     open_evaluation_split,
@@ -370,7 +370,7 @@ def compute_metrics(
         groups = (labels[correct], labels, scores.predicted.numpy())
         counts = [np.bincount(group, minlength=classes) for group in groups]
         rows = slice(None) if known.all() else known  # a slice copies nothing
-        calibration = calibrate(
+        calibration = calibration_metrics(
             logits[rows], labels[rows], confidence[rows], correct[rows], predictions.loss
         )
         selective = SelectiveAccuracy(*metrics.selective_curve(confidence, correct))

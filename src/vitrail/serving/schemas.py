@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from vitrail import __version__
+from vitrail.errors import unknown
 from vitrail.prediction.predictor import DEFAULT_TOP
 from vitrail.serving.limits import FORM_FIELD, FORM_TYPE, PUBLIC_PATHS
 
@@ -221,7 +222,14 @@ class ApiRoute(Route):
         self.query, self.body, self.errors = query, body, errors
 
     async def call(self, request: Request) -> Response:
-        query = self.query.model_validate(dict(request.query_params)) if self.query else None
+        query = None
+        if self.query:
+            given = dict(request.query_params)
+            known = [field.alias or name for name, field in self.query.model_fields.items()]
+            for name in given:
+                if name not in known:
+                    raise unknown("parameter", name, known)
+            query = self.query.model_validate(given)
         result = await self.handler(request.app.state.vitrail, request, query)
         if isinstance(result, Response):
             return result
