@@ -130,4 +130,6 @@ def is_idle(state):
 
 
 def metric(state, name, **labels):
+    if name == "vitrail_pictures_total":
+        labels = {"model": state.registry.get(None).name} | labels
     return state.metrics.registry.get_sample_value(name, labels)

@@ -324,8 +324,11 @@ def test_request_id_is_generated_or_taken_from_the_client(client):
         assert re.fullmatch(r"[0-9a-f]{8}-\d+", own)
 
 
-def test_metrics_are_in_prometheus_text_format(client):
-    client.post("/predict", files=files(encoded_image(), b"text"))
+def test_metrics_are_in_prometheus_text_format(client, state):
+    counters = [f"vitrail_{kind}_total" for kind in ("pictures", "unreadable")]
+    before = [metric(state, name, model="other") for name in counters]
+    client.post("/predict?model=other", files=files(encoded_image(), b"text"))
+    assert [metric(state, name, model="other") for name in counters] == [n + 1 for n in before]
     client.get("/some/path/that/is/not/there")
     client.get("/predict")
     text = client.get("/metrics").text

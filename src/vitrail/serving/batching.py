@@ -422,9 +422,10 @@ class ImageWork:
                 results[index] = output
         metrics.prepare_seconds.observe(decoded - start)
         metrics.run_seconds.observe(time.perf_counter() - decoded)
-        metrics.images.inc(len(tensors))
+        metrics.images.labels(self.served.name).inc(len(tensors))
         deferred = sum(isinstance(result, Future) for result in results)
-        metrics.unreadable.inc(len(items) - len(tensors) - deferred)
+        unreadable = len(items) - len(tensors) - deferred
+        metrics.unreadable.labels(self.served.name).inc(unreadable)
         return results
 
 

@@ -41,8 +41,9 @@ class Metrics:
         histogram = partial(Histogram, registry=self.registry)
         self.requests = counter("vitrail_requests_total", "Requests.", ("route", "status"))
         self.rejected = counter("vitrail_rejected_total", "Requests rejected.", ("reason",))
-        self.images = counter("vitrail_pictures_total", "Images processed.")
-        self.unreadable = counter("vitrail_unreadable_total", "Images that could not be decoded.")
+        self.images = counter("vitrail_pictures_total", "Images processed.", ("model",))
+        text = "Images that could not be decoded."
+        self.unreadable = counter("vitrail_unreadable_total", text, ("model",))
         text = "Time from request to end of response."
         self.request_seconds = histogram(
             "vitrail_request_seconds", text, ("route",), buckets=SECONDS

@@ -97,6 +97,8 @@ class ServedModel:
     ) -> None:
         self.name, self.predictor, self.memory = name, predictor, memory
         self.pool, self.metrics, self.batch_size = pool, metrics, batch_size
+        for counter in (metrics.images, metrics.unreadable):
+            counter.labels(name)  # from zero
         self.confidences = deque[float](maxlen=DRIFT_IMAGES)  # of the latest predictions
         self.predict = ImageWork(self, predict_batch, Prediction)
         self.features = ImageWork(
