@@ -201,7 +201,7 @@ def test_plan_of_a_small_image_size(seconds):
         pool="cls+mean", num_classes=5,
     )  # fmt: skip
     plan = plan_finetuning(
-        config, seconds=seconds, forward=4e-3, read=1e-3, train=2500, evaluated=1000
+        config, seconds=seconds, forward=4e-3, read=1e-3, train=2500, dev=250, test=750
     )
     sizes = [plan.image_size, *(size for _, size in plan.image_sizes)]
     assert all(size % 16 == 0 and 64 <= size <= 128 for size in sizes)

@@ -245,7 +245,7 @@ def test_mixing_starts_after_the_configured_epochs(step, after, mixed):
 # Fine-tuning within a time budget. DeiT-Ti on two cores: 60 images a second at 224 pixels,
 # 2,641 + 293 flowers, 736 to evaluate on.
 
-FLOWERS = {"seconds": 300, "forward": 1 / 60, "read": 1e-3, "train": 2641, "evaluated": 293 + 736}
+FLOWERS = {"seconds": 300, "forward": 1 / 60, "read": 1e-3, "train": 2641, "dev": 293, "test": 736}
 
 
 def plan(minutes: float, config=TINY, **changes):
@@ -268,6 +268,18 @@ def test_plan_follows_the_budget():
     assert 128 < one.image_size < 224
     assert plan(10).image_sizes == ((0.0, 160), (0.9, 224))  # three quarters first
     assert plan(1).image_sizes == ((0.0, 96), (0.9, 128))
+
+
+def test_short_plan_evaluates_some_test_images():
+    assert plan(1).test_images is None  # all 736
+    many = plan(1, test=50_000)
+    assert 500 <= many.test_images < 50_000
+    assert many.epochs > 0.5 * plan(1).epochs
+    assert plan(1 / 60, test=50_000).test_images == 500
+    assert plan(600, test=50_000).test_images is None
+    choices = chosen(start=TINY, plan=many)
+    assert choices.test_images == many.test_images
+    assert any(f"evaluating {many.test_images:,} test images" in r for r in choices.reasons)
 
 
 def test_plan_for_muon_trains_all_weights_and_counts_its_cost():
@@ -305,7 +317,7 @@ def test_explicit_settings_disable_the_plan(settings, image_size, freeze):
 
 def test_probe_leaves_time_for_evaluation_and_training():
     read, train, evaluated = 1e-4, 7200, 2800
-    cifar = {"read": read, "train": train, "evaluated": evaluated}
+    cifar = {"read": read, "train": train, "dev": 800, "test": 2000}
     one = plan(1, **cifar)
     each = encoder_cost(TINY, one.image_size) / encoder_cost(TINY, 224) / 60 + read
     assert one.probe_images < train

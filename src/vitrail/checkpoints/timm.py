@@ -489,12 +489,19 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
         name = f"attn.{part}_bias"
         yield same(f"encoder.blocks.{{i}}.attention.{part}_bias", f"blocks.{{i}}.{name}")
     start, stop = config.num_class_tokens, config.num_prefix
-    zeros = (config.registers, config.width)  # registers have no position in our table
+
+    def with_zeros(table: Tensor) -> Tensor:
+        """Insert the registers, which have no position in our table."""
+        if not config.registers:
+            return table  # torch.cat on meta imports torch._dynamo, which takes seconds
+        zeros = table.new_zeros(config.registers, config.width)
+        return torch.cat([table[:start], zeros, table[start:]])
+
     yield Rule(
         "position.table",
         ("pos_embed",),
         lambda table: torch.cat([table[0, :start], table[0, stop:]]),
-        lambda table: (torch.cat([table[:start], table.new_zeros(zeros), table[start:]])[None],),
+        lambda table: (with_zeros(table)[None],),
     )
     root = f"{BACKBONE}stem." if config.resnet_blocks else BACKBONE
     yield from modules({"stem.resnet.root": f"{root}conv", "stem.resnet.norm": f"{root}norm"})

@@ -147,6 +147,7 @@ class AutoConfig:
         self.reasons: list[str] = []
         self.large = start is None and is_large(settings.model)
         self.probe_images: int | None = None  # training images for the initial head; None for all
+        self.test_images: int | None = None  # to evaluate at the end, beside dev; None for all
         self.augmentation, self.mixing = Augmentation(), Mixing()
         self.precision = torch.float32
         self.shards = 1  # of a batch, for CPU data parallelism
@@ -240,6 +241,10 @@ class AutoConfig:
                 self.probe_images = plan.probe_images
                 images = f"{plan.probe_images:,} of {plan.train_images:,} training images"
                 self.explain(f"linear probe of {images}", "all of them would take too long")
+            if plan.test_images is not None and not stats.multi_label:
+                self.test_images = plan.test_images
+                why = "all of them would take too long; `vitrail evaluate` takes all"
+                self.explain(f"evaluating {plan.test_images:,} test images at the end", why)
         self.settings = settings
 
     def choose_length(self) -> None:

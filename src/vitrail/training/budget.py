@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vitrail.training.trainer import Trainer
 
 CORRECTIONS = 40  # in a run, evenly spaced in time
-EVALUATION_FRACTION = 0.06  # of the time, for evaluations during training
+EVALUATION_FRACTION = 0.03  # of the time, for evaluations during training
 MAX_EVALUATIONS = 10
 SMOOTHING = 0.9  # of the measured time of a step
 END_SECONDS = 2.0  # for saving and the report, beside the final evaluation
@@ -233,6 +233,7 @@ TIMED_FEATURES = 32  # images from which the cost of features is measured
 # weights are trained from there, much where the probe may well be the result.
 PROBE_FRACTION, PROBE_FRACTION_LAST = 0.2, 0.5
 MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
+TEST_FRACTION, MIN_TEST_IMAGES = 0.2, 500  # of the time, for evaluating test images at the end
 
 
 class FinetunePlan(NamedTuple):
@@ -242,6 +243,7 @@ class FinetunePlan(NamedTuple):
     image_size: int
     train_images: int
     probe_images: int | None = None  # training images for the probe; None for all
+    test_images: int | None = None  # held-out images to evaluate at the end, beside dev
     image_sizes: Stages = ()
     frozen_blocks: int = 0  # the first ones, with everything before them
     epochs: float = 0.0  # that fit, approximately
@@ -255,14 +257,15 @@ def plan_finetuning(
     forward: float,
     read: float,
     train: int,
-    evaluated: int,
+    dev: int,
+    test: int,
     muon_batch: int | None = None,
 ) -> FinetunePlan:
     """Return the most thorough fine-tuning of `train` images that fits into `seconds`.
 
-    `forward` and `read` are seconds per image, at the checkpoint's image size; `evaluated` images
-    are evaluated at the end, including dev. `muon_batch` is the batch size if Muon trains all
-    weights: its few steps help more than many of the last blocks.
+    `forward` and `read` are seconds per image, at the checkpoint's image size; `test` images are
+    evaluated at the end, beside dev, or as many as leave time for training. `muon_batch` is the
+    batch size if Muon trains all weights: its few steps help more than many of the last blocks.
     """
     native = pair(config.image_size)[0]
     stride = config.stride[0]
@@ -278,6 +281,10 @@ def plan_finetuning(
     def training_size(size: int) -> int:
         """Return the image size for most of a run that ends at `size`."""
         return max(stride, round(TRAIN_SIZE * size / stride) * stride)
+
+    affordable = int(TEST_FRACTION * seconds / (forward_seconds(min(sizes)) + read))
+    tested = min(test, max(MIN_TEST_IMAGES, affordable))
+    evaluated = dev + tested
 
     def probe_images(size: int, trained: float = 1.0) -> int:
         image = forward_seconds(size) + read
@@ -320,6 +327,7 @@ def plan_finetuning(
         image_size=size,
         train_images=train,
         probe_images=probed if probed < train else None,
+        test_images=tested if tested < test else None,
         image_sizes=sizes_of_run,
         frozen_blocks=frozen,
         epochs=count,

@@ -177,6 +177,17 @@ def subsample(samples: ImageDataset, count: int) -> ImageDataset:
     return samples.subset(stratified_subset(labels, count, np.random.default_rng(0)))
 
 
+def limit_test_images(splits: DataSplits, count: int) -> DataSplits:
+    """Evaluate at most `count` held-out images in total, beside dev."""
+    _, _, dev = hold_out_dev(splits)
+    total = sum(len(samples) for samples in splits.held_out.values() if samples is not dev)
+    held_out = {
+        name: samples if samples is dev else subsample(samples, count * len(samples) // total)
+        for name, samples in splits.held_out.items()
+    }
+    return replace(splits, held_out=held_out)
+
+
 class BatchStream:
     """Call it with a step for that step's micro-batches; consecutive steps share one loader."""
 

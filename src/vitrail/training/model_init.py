@@ -84,7 +84,7 @@ def build_model(
         open_length = settings.minutes is not None and settings.optim.kind is None
         if open_length and isinstance(config, VitConfig) and len({*pair(config.image_size)}) == 1:
             fit_images, _, dev = hold_out_dev(splits)
-            evaluated = {id(dev): len(dev)} | {id(s): len(s) for s in splits.held_out.values()}
+            test = sum(len(samples) for samples in splits.held_out.values() if samples is not dev)
             elapsed = 0.0 if started is None else time.monotonic() - started
             forward = distributed.broadcast_object(seconds_per_image(model, device))
             batch = settings.batch_size or USUAL_BATCH
@@ -94,7 +94,8 @@ def build_model(
                 forward=forward / distributed.world_size(),
                 read=distributed.broadcast_object(stats.seconds),
                 train=len(fit_images),
-                evaluated=sum(evaluated.values()),
+                dev=len(dev),
+                test=test,
                 muon_batch=batch if tunes_with_muon(settings, config) else None,
             )
         auto = AutoConfig(

@@ -41,7 +41,13 @@ from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
-from vitrail.training.data_module import BatchStream, batch_preparation, open_splits, reference_of
+from vitrail.training.data_module import (
+    BatchStream,
+    batch_preparation,
+    limit_test_images,
+    open_splits,
+    reference_of,
+)
 from vitrail.training.loop import (
     DivergedError,
     Evaluator,
@@ -209,6 +215,8 @@ class Trainer:
             config.settings, splits, config.start, device, callback.log, started=started
         )
         settings = auto.settings
+        if auto.test_images is not None:
+            splits = limit_test_images(splits, auto.test_images)
         teacher = None
         if settings.loss.teacher:
             teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size).to(device)
@@ -441,7 +449,9 @@ class Trainer:
         if distributed.all_reduce_any(bool(self.stop)):
             return False
         last, every = step >= schedule.steps, schedule.evaluate_every
-        if not last and every and step % every == 0:
+        # A time budget moves the end of the run: the final evaluation may follow soon.
+        soon = self.budget is not None and schedule.steps - step < every / 2
+        if not last and every and step % every == 0 and not soon:
             self.reached = self.evaluate()
         due = time.monotonic() - self.saved > 60 * self.settings.save_minutes
         if not last and distributed.broadcast_object(due):
