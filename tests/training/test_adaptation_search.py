@@ -25,7 +25,12 @@ from vitrail.training.adapt import ATTENTION, FULL, LINEAR, PROBE, Candidate, Tr
 from vitrail.training.auto_config import STRENGTHS
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import OptimSettings, RunConfig
-from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
+from vitrail.training.data_module import (
+    DataSplits,
+    hold_out_dev,
+    limit_test_images,
+    subsample,
+)
 from vitrail.training.optim import all_but_attention_patterns, freeze
 from vitrail.training.recipes import read_run
 from vitrail.training.trainer import Result
@@ -110,6 +115,19 @@ def test_dev_fraction_shrinks_with_dataset_size(images, dev_images):
     assert len(train) + len(dev) == images
     assert np.bincount(dev.labels()).tolist() == [dev_images // 4] * 4
     assert not set(train.rows) & set(dev.rows)
+
+
+def test_test_images_are_limited_and_dev_is_not(colors):
+    whole = {name: open_dataset(colors, name) for name in ("train", "test")}
+    test, train = whole["test"], whole["train"]
+    both = DataSplits(reference="x", train=train, held_out={"val": train, "test": test})
+    limited = limit_test_images(both, 6).held_out
+    assert limited["val"] is train  # dev
+    assert len(limited["test"]) == 6 < len(test)
+    assert named(limited["test"]) < named(test)
+    alone = DataSplits(reference="x", train=train, held_out={"test": test})
+    assert len(limit_test_images(alone, 6).held_out["test"]) == 6
+    assert limit_test_images(alone, 1000).held_out["test"] is test
 
 
 @pytest.mark.parametrize(("dev", "images"), [(None, 3), (0.2, 6)])
