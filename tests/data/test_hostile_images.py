@@ -49,7 +49,7 @@ def test_cost_is_linear_in_the_file(name):
     photo = saved(noise, "JPEG", quality=90)
     for backend in ("auto", "pillow"):  # the slowest costs as much as 85 of these photos
         unit, cost = (min(cpu_seconds(d, backend) for _ in range(3)) for d in (photo, data))
-        assert cost < 150 * unit
+        assert cost < 250 * unit  # on any CPU; quadratic cost is far above
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")

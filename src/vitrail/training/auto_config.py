@@ -243,7 +243,7 @@ class AutoConfig:
                 self.explain(f"linear probe of {images}", "all of them would take too long")
             if plan.test_images is not None and not stats.multi_label:
                 self.test_images = plan.test_images
-                why = "all of them would take too long; `vitrail evaluate` takes all"
+                why = "all of them would take too long; `vitrail evaluate` uses all"
                 self.explain(f"evaluating {plan.test_images:,} test images at the end", why)
         self.settings = settings
 
