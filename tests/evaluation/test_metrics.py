@@ -14,11 +14,6 @@ from sklearn.metrics import (
 )
 
 from vitrail.evaluation import metrics
-from vitrail.evaluation.calibration import (
-    ece_by_weights,
-    expected_calibration_error,
-    reliability_bins,
-)
 from vitrail.evaluation.metrics import Estimate, interval, wilson_interval
 
 SEEDS = range(20)
@@ -115,19 +110,6 @@ def test_selective_accuracy_orders_by_confidence_and_is_stable():
     assert [metrics.num_covered(n) for n in (1, 5, 6, 8, 35, 50_000)] == [1, 4, 5, 6, 28, 40_000]
 
 
-@pytest.mark.parametrize("samples", [1, 200, 201, 12_345])
-def test_selective_curve_has_at_most_200_points(samples):
-    rng = np.random.default_rng(samples)
-    confidence = rng.random(samples).round(2)
-    correct = rng.random(samples) < confidence
-    coverage, accuracy = metrics.selective_curve(confidence, correct)
-    assert len(coverage) == min(200, samples)
-    order = np.argsort(-confidence, kind="stable")
-    for share, value in zip(coverage, accuracy, strict=True):
-        assert value == pytest.approx(correct[order[: round(share * samples)]].mean())
-    assert coverage[-1] == 1
-
-
 def test_most_confused_pairs_come_first():
     counts = np.array([[8, 2, 0], [1, 5, 0], [0, 7, 3]])
     assert metrics.most_confused(counts, 2) == [(2, 1, 7, 0.7), (0, 1, 2, 0.2)]
@@ -142,25 +124,6 @@ def test_resamples_are_deterministic_and_independent_of_blocks(monkeypatch):
     parts = list(metrics.resample_weights(80, 20))
     assert [len(part) for part in parts] == [7, 7, 6]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-
-def test_statistics_equal_the_metrics_of_the_resample():
-    rng = np.random.default_rng(0)
-    confidence, correct = rng.random(80).round(1), rng.random(80) < 0.7
-    confidence[7] = math.nan
-    weights = with_resamples(80, 30)
-    means = metrics.means({"a": confidence, "b": correct}, weights)
-    assert np.isnan(means["a"]).all()  # one value is NaN
-    ece = ece_by_weights(confidence, correct, weights)["ece"]
-    at_80 = metrics.accuracy_at_80(confidence, correct, weights)["accuracy_at_80"]
-    for row, times in enumerate(weights.astype(int)):
-        sure, right = np.repeat(confidence, times), np.repeat(correct, times)
-        assert means["b"][row] == pytest.approx(right.mean())
-        known = np.isfinite(sure)
-        want = expected_calibration_error(*reliability_bins(sure[known], right[known]))
-        assert ece[row] == pytest.approx(want)
-        covered = np.argsort(-sure, kind="stable")[: metrics.num_covered(80)]
-        assert at_80[row] == pytest.approx(right[covered].mean())
 
 
 def accuracy_of(correct):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from vitrail import DataError
 from vitrail.evaluation.evaluate import compute_metrics
@@ -28,39 +27,18 @@ class NamedSource(list):
         return f"image {index}"
 
 
-def quick(logits=LOGITS, labels=LABELS, indices=INDICES, loss="softmax") -> EvaluationResult:
-    scores, truth = score_samples(logits, labels, loss), labels.numpy()
-    truth = truth.astype(bool) if truth.ndim == 2 else truth
-    return summarize(scores, truth, indices.numpy(), logits.shape[1], NamedSource(range(101)), {})  # type: ignore
+def quick(logits=LOGITS, loss="softmax") -> EvaluationResult:
+    scores, indices = score_samples(logits, LABELS, loss), INDICES.numpy()
+    return summarize(scores, LABELS.numpy(), indices, 12, NamedSource(range(101)), {})  # type: ignore
 
 
-def test_metrics_equal_their_definition():
-    got, predicted = quick(), LOGITS.argmax(1)
-    assert got.samples == 101
-    assert got.accuracy == pytest.approx((predicted == LABELS).float().mean().item())
-    among = (LOGITS.topk(5).indices == LABELS[:, None]).any(1)
-    assert got.top5 == pytest.approx(among.float().mean().item())
-    assert got.loss == pytest.approx(F.cross_entropy(LOGITS.double(), LABELS).item(), rel=1e-6)
-    assert got.confusion.sum() == 101
-    row, column = int(LABELS[0]), int(predicted[0])
-    assert got.confusion[row, column] == ((row == LABELS) & (predicted == column)).sum()
+def test_mistakes_are_the_most_confident_wrong_predictions_by_index_in_the_dataset():
+    got, sure, predicted = quick(), LOGITS.softmax(1).amax(1), LOGITS.argmax(1)
+    wrong = (predicted != LABELS).nonzero()[:, 0]
+    wrong = wrong[sure[wrong].argsort(descending=True)][:MAX_MISTAKES]
+    assert [m.index for m in got.mistakes] == INDICES[wrong].tolist()
+    assert got.mistakes[0].name == f"image {INDICES[wrong[0]]}"
     assert quick(LOGITS.bfloat16()).loss == pytest.approx(got.loss, rel=0.01)
-    targets = F.one_hot(LABELS, 12).float()
-    want = F.binary_cross_entropy_with_logits(LOGITS, targets, reduction="sum") / 101
-    assert quick(loss="sigmoid").loss == pytest.approx(want.item())
-
-
-def test_mistakes_are_the_most_confident_wrong_predictions():
-    got = quick()
-    probabilities = LOGITS.softmax(1)
-    wrong = [n for n in range(101) if probabilities[n].argmax() != LABELS[n]]
-    wrong.sort(key=lambda n: -probabilities[n].max())
-    assert [m.index for m in got.mistakes] == INDICES[wrong[:MAX_MISTAKES]].tolist()
-    worst, row = got.mistakes[0], wrong[0]
-    assert worst.name == f"image {INDICES[row]}"
-    assert (worst.label, worst.predicted) == (LABELS[row], probabilities[row].argmax())
-    assert worst.confidence == pytest.approx(probabilities[row].max().item())
-    assert worst.label_probability == pytest.approx(probabilities[row, LABELS[row]].item())
 
 
 def test_constant_logits_score_at_chance_and_nan_at_zero():
@@ -73,18 +51,6 @@ def test_constant_logits_score_at_chance_and_nan_at_zero():
     assert json.loads(json.dumps(got.to_dict(), allow_nan=False))["loss"] is None
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("broken", [slice(None), slice(0, 1), slice(5, 12)])
-def test_nan_logits_are_off_the_diagonal_of_the_confusion_matrix(broken, loss):
-    logits = LOGITS.clone()
-    logits[::2, broken] = math.nan
-    got = quick(logits, loss=loss)
-    assert got.confusion.sum(axis=1).tolist() == LABELS.bincount(minlength=12).tolist()
-    assert got.confusion.diagonal().sum() / 101 == got.accuracy
-    confidences = [mistake.confidence for mistake in got.mistakes if mistake.index in INDICES[::2]]
-    assert all(map(math.isnan, confidences))
-
-
 def test_nan_logits_predict_a_wrong_class():
     nan = torch.full((3, 3), math.nan)
     got = score_samples(nan, torch.tensor([0, 1, 2]), "softmax")
@@ -95,24 +61,11 @@ def test_nan_logits_predict_a_wrong_class():
     assert alone.rank.tolist() == [1, 1, 1]
 
 
-def test_multi_label_accuracy_and_loss():
-    logits = torch.tensor([[2.0, 1, 0], [2.0, 1, 0], [0, 0, 9.0], [3.0, 0, 0]])
-    labels = torch.tensor([[1.0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
-    got = quick(logits, labels, torch.arange(4), "sigmoid")
-    assert got.accuracy == 0.5  # an image without labels cannot be correct
-    assert got.confusion is got.top5 is None
-    want = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / 4
-    assert got.loss == pytest.approx(want.item())
-    assert [(m.index, m.label, m.predicted) for m in got.mistakes] == [(3, (), 0), (1, (1, 2), 0)]
-    probabilities = [mistake.label_probability for mistake in got.mistakes]
-    assert probabilities == pytest.approx([0, torch.tensor(1.0).sigmoid().item()])
-
-
 @pytest.mark.parametrize(
     ("classes", "kept", "written"), [(100, True, True), (101, True, False), (1001, False, False)]
 )
 def test_large_confusion_matrix_is_left_out(classes, kept, written):
-    got = quick(torch.randn(9, classes), torch.arange(9), torch.arange(9))
+    got = full(np.random.default_rng(0).normal(size=(9, classes)), np.arange(9))
     assert (got.confusion is not None) is kept
     assert (got.to_dict()["confusion"] is not None) is written
 
@@ -169,16 +122,6 @@ def test_results_equal_those_of_version_0_1(name):
     labels = labels.astype(bool) if labels.ndim == 2 else labels
     result = full(case["logits"], labels, case["loss"], classes=case["classes"])
     assert_same(result.to_dict(), case["expected"], name)
-
-
-@pytest.mark.parametrize("case", [single_label(classes=7), multi_label()], ids=["single", "multi"])
-def test_intervals_contain_the_values_and_are_deterministic(case):
-    for array in case:
-        array.setflags(write=False)
-    result = full(*case)
-    for value, low, high in result.estimates.values():
-        assert 0 <= low < value < high
-    assert result.estimates == full(*case).estimates
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
