@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from typing import get_args
 
 import numpy as np
@@ -69,26 +68,6 @@ def test_arrays_equal_those_of_version_0_1(golden):
         np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6, err_msg=name)
 
 
-def test_everything_that_applies_is_computed(model, data, tmp_path):
-    options = {"data": data, "images": 10, "layers": [-1], "score": True}
-    result = vitrail.inspect_model(model, [photo(tmp_path / "a.png")], **options)
-    layers, heads, grid = model.config.depth, model.config.heads, model.config.grid
-    tokens = model.config.num_tokens
-    assert not any(part is None for part in (result.filters, result.scatter))
-    assert result.positions["positions"].shape == (*grid, *grid)
-    assert result.attention.images == 10
-    assert result.attention.entropy.shape == (layers, heads)
-    assert {"rollout", "relevance", "random", "center"} <= result.faithfulness.curves.keys()
-    (image,) = result.images
-    assert image.pixels.shape == (20, 30, 3)
-    assert image.maps.keys() == {"rollout", "last layer"}
-    assert image.class_maps.keys() == {"gradient rollout", "relevance"}
-    assert all(len(maps) == 2 for maps in image.class_maps.values())
-    assert image.maps["rollout"].shape == grid
-    assert image.layers[layers - 1].shape == (heads, tokens, tokens)
-    assert len(image.neighbors) == 6
-
-
 def test_weights_are_inspected_without_images(model):
     result = vitrail.inspect_model(model)
     assert result.filters is not None
@@ -112,8 +91,10 @@ def test_missing_scikit_learn_is_noted(model, data, monkeypatch):
 
 def test_class_maps_by_class_name(model, data):
     vitrail.save(model, data.parent / "bundle", class_names=["red", "green", "blue"])
-    result = vitrail.inspect_model(data.parent / "bundle", data=data, images=2, classes=["blue"])
+    options = {"data": data, "images": 2, "layers": [-1]}
+    result = vitrail.inspect_model(data.parent / "bundle", classes=["blue"], **options)
     assert result.images[0].class_maps["relevance"].keys() == {"blue"}
+    assert result.images[0].layers.keys() == {1}
     assert result.images[0].label == "red"
     with pytest.raises(ConfigError, match="unknown class 'blu'; did you mean 'blue'"):
         vitrail.inspect_model(data.parent / "bundle", data=data, classes=["blu"])
@@ -148,11 +129,36 @@ def test_model_without_attention(name, tmp_path):
         ({"methods": ["rolout"]}, "unknown method 'rolout'; did you mean 'rollout'"),
         ({"images": 0}, "images=0 must be at least 1"),
         ({"fuse": "max", "score": True}, "score evaluates rollout with its defaults"),
+        ({"score": True}, "score needs images"),
     ],
 )
 def test_invalid_arguments(model, arguments, message):
-    with pytest.raises(ConfigError, match=message):
+    assert {*get_args(Method)} == {*CLASS_AGNOSTIC, *CLASS_SPECIFIC}  # those of the command
+    with pytest.raises((ConfigError, DataError), match=message):
         vitrail.inspect_model(model, **arguments)
+
+
+def test_model_without_a_head_has_no_class_maps_and_no_scores(tmp_path):
+    headless = vitrail.create("ViT-Mu/4", image_size=16, num_classes=0, depth=2)
+    path = photo(tmp_path / "a.png")
+    with pytest.raises(ConfigError, match="no classification head"):
+        vitrail.inspect_model(headless, [path], score=True)
+    (image,) = vitrail.inspect_model(headless, [path]).images
+    assert image.maps
+    assert not image.class_maps
+    assert image.predictions == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "box"),
+    [
+        ({}, (0, 0, 20, 40)),
+        ({"resize": "short-side", "resize_to": (8, 8)}, (0, 10, 20, 30)),
+        ({"resize_to": (16, 16)}, (5, 10, 15, 30)),
+    ],
+)
+def test_crop_box(changes, box):
+    assert crop_box(Preprocessing(size=(8, 8), **changes), 20, 40) == pytest.approx(box)
 
 
 def test_files_are_found_and_unreadable_ones_named(model, tmp_path):
@@ -205,9 +211,9 @@ def test_multi_label_probabilities_are_sigmoids(model, tmp_path):
     model.metadata = Metadata(preprocessing=preset("google", (16, 16)), multi_label=True)
     result = vitrail.inspect_model(model, [path])
     assert result.multi_label
-    odds = {name: math.log(p / (1 - p)) for name, p in result.images[0].predictions}
-    shares = np.exp(list(odds.values())) / np.exp(list(odds.values())).sum()
-    assert dict(zip(odds, shares, strict=True)) == pytest.approx(dict(single.predictions), abs=1e-5)
+    odds = {name: p / (1 - p) for name, p in result.images[0].predictions}
+    shares = {name: each / sum(odds.values()) for name, each in odds.items()}
+    assert shares == pytest.approx(dict(single.predictions), abs=1e-5)
 
 
 def test_batch_size_depends_on_the_model(model):
@@ -216,18 +222,6 @@ def test_batch_size_depends_on_the_model(model):
         large, small = (VisionTransformer(configuration(f"ViT-{x}/16")) for x in "LS")
     assert batch_size_for(large, (512, 512)) == 1
     assert batch_size_for(small, (224, 224)) >= 16
-
-
-def test_scoring_needs_images_and_classes(model, tmp_path):
-    with pytest.raises(DataError, match="score needs images"):
-        vitrail.inspect_model(model, score=True)
-    headless = vitrail.create("ViT-Mu/4", image_size=16, num_classes=0, depth=2)
-    with pytest.raises(ConfigError, match="no classification head"):
-        vitrail.inspect_model(headless, [photo(tmp_path / "a.png")], score=True)
-    (image,) = vitrail.inspect_model(headless, [tmp_path / "a.png"]).images
-    assert image.maps
-    assert not image.class_maps
-    assert image.predictions == ()
 
 
 def test_image_is_not_its_own_neighbor(model, tmp_path):
@@ -240,6 +234,7 @@ def test_image_is_not_its_own_neighbor(model, tmp_path):
     assert all(near.name != image.name for image in result.images for near in image.neighbors)
     path = tmp_path / "set" / "red" / "0.png"  # a file is not known to be of the dataset
     (image,) = vitrail.inspect_model(model, [path], data=dataset, images=2).images
+    assert len(image.neighbors) == 6
     assert image.neighbors[0].similarity == pytest.approx(1, abs=1e-5)
 
 
@@ -268,7 +263,8 @@ def test_command_writes_page_arrays_images_and_json(model, data, tmp_path, capsy
     arrays = np.load(out / "arrays.npz")
     assert arrays["picture_1_rollout"].shape == model.config.grid
     assert arrays["picture_1_colors"].shape == (*model.config.grid, 3)
-    assert "picture_0_layer_0" in arrays
+    tokens = model.config.num_tokens
+    assert arrays["picture_0_layer_0"].shape == (model.config.heads, tokens, tokens)
     rows = list(csv.DictReader((out / "attention.csv").read_text().splitlines()))
     assert len(rows) == model.config.depth * model.config.heads
     words = ["inspect", words[0], "--data", str(data), "--images", "3", "--score", "--json"]
@@ -282,16 +278,3 @@ def test_command_writes_page_arrays_images_and_json(model, data, tmp_path, capsy
     assert arrays["shares_rollout"].shape == arrays["insertion_rollout"].shape == (21,)
     assert main(["inspect", words[1], "--out", words[1]]) == 2
     assert "contains a model with its own report" in capsys.readouterr().err
-
-
-def test_command_accepts_every_method():
-    assert {*get_args(Method)} == {*CLASS_AGNOSTIC, *CLASS_SPECIFIC}
-
-
-def test_crop_box():
-    for changes, box in [
-        ({}, (0, 0, 20, 40)),
-        ({"resize": "short-side", "resize_to": (8, 8)}, (0, 10, 20, 30)),
-        ({"resize_to": (16, 16)}, (5, 10, 15, 30)),
-    ]:
-        assert crop_box(Preprocessing(size=(8, 8), **changes), 20, 40) == pytest.approx(box)
