@@ -14,10 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doc_pages import Block, all_commands, commands
-from shrinking import shrunk, written_by
+from doc_pages import all_commands
 
 from vitrail.cli import COMMANDS, main, parse
+from vitrail.models.registry import CONFIGURATIONS
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +26,57 @@ NOT_RUN = {
     r"torchrun ": "it is for several processes: tests/training/test_distributed.py",
     r"vitrail reproduce ": "many training runs: tests/reproduction/test_reproduce_command.py",
 }
+# Names in the docs, and what is used in their place.
+STANDS_FOR = {"builtin:sign-digits": "pictures/", "/data/imagenet": "pictures/"}
+STANDS_FOR |= {"runs/digits": "runs/pictures", "ViT-L_16.npz": "ViT-B_16.npz"}
+# Values of options, where these are given.
+LESS = {"--minutes": "0.01", "--epochs": "0.2", "--steps": "2", "--batch-size": "4"}
+LESS |= {"--seeds": "2", "--images": "4", "--image-size": "32", "--port": "0"}
+LESS |= {"--error-rate": "0.4"}
+# Options that are added: of every run, of a run without a length, and of a new model.
+RUN = {"--batch-size": "4", "--optim.warmup-steps": "0"}
+LENGTHS = {"--minutes", "--epochs", "--steps"}
+SMALL = {"--model.depth": "1", "--model.width": "32", "--model.mlp-width": "64"}
+SMALL |= {"--model.heads": "2"}
+
+
+def shrunk(argv: list[str]) -> list[str]:
+    """The arguments of a command, changed as little as needed."""
+    verb, words = "".join(argv[:1]), [STANDS_FOR.get(word, word) for word in argv]
+    if verb == "plan":
+        words = ["ViT-Mu/16" if word in CONFIGURATIONS else word for word in words]
+        if "--data" in words:
+            words = with_options(words, {"--batch-size": "4"}, add=False)
+        return words if "--no-probe" in words else [*words, "--no-probe"]
+    if {"--print-settings", "--resume", "--help"} & set(words):
+        return words
+    if verb == "doctor":
+        return [*words, "--no-measure"]
+    if verb == "train" and "--search" in words:  # several runs: their lengths, not the sum
+        words = ["--steps" if word == "--minutes" else word for word in words]
+    words, more = with_options(words, LESS, add=False), {}
+    if verb in ("train", "finetune"):
+        more = RUN if LENGTHS & set(words) else RUN | {"--steps": "2"}
+    if verb == "train":
+        more = more | SMALL
+    if verb == "vtab" and "--method" not in words:
+        more = {"--steps": "2", "--batch-size": "4", "--image-size": "32"}
+    if verb == "serve":
+        more = {"--port": "0"}
+    return with_options(words, more, add=True)
+
+
+def with_options(words: list[str], values: dict[str, str], *, add: bool) -> list[str]:
+    """Replace the values of options, and `add` those that are not there."""
+    words = list(words)
+    for option, value in values.items():
+        if option in words:
+            words[words.index(option) + 1] = value
+        elif add:
+            words += [option, value]
+    return words
+
+
 FOUND = all_commands()
 LEFT_OUT = [c for c in FOUND if any(re.match(pattern, c.text) for pattern in NOT_RUN)]
 TRIED = {  # commands that differ in the name of a copy or of their output are run once
@@ -63,15 +114,14 @@ def test_a_command_of_the_pages_does_what_they_say(command, started, capsys):
 
 def make_room(argv: list[str]) -> None:
     """Take away what the command is to write; and let a run that is resumed be one that stopped."""
-    for path in written_by(argv):
+    for option in {"--out", "--save-temperature", "--teach-to"}.intersection(argv):
+        path = Path(argv[argv.index(option) + 1])
         assert not path.is_absolute(), "tests write into their own folder only"
         if path.is_dir():
             shutil.rmtree(path)
         path.unlink(missing_ok=True)
-    if "--resume" in argv:
-        out = Path(argv[argv.index("--out") + 1])
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree("runs/stopped", out)
+        if "--resume" in argv:
+            shutil.copytree("runs/stopped", path)
 
 
 @pytest.mark.parametrize("command", LEFT_OUT, ids=str)
@@ -80,21 +130,8 @@ def test_a_command_that_is_not_run_is_understood(command):
     assert isinstance(parse(command.argv), COMMANDS[command.argv[0]])
 
 
-def test_commands_are_found_as_they_are_typed():
+def test_commands_are_found_and_reasons_needed():
+    assert len(TRIED) > 90
     for pattern in NOT_RUN:
         assert any(re.match(pattern, command.text) for command in FOUND), pattern
-    text = """$ vitrail check pictures/     # a comment
-what it prints
-$ vitrail train pictures/ \\
-    --minutes 10
-$ pip install vitrail
-$ find photos -name '*.jpg' | vitrail predict runs/pictures -
-$ KEY=1 vitrail serve runs/pictures
-$ torchrun --nproc-per-node 2 -m vitrail train pictures/
-$ vitrail train pictures/ --print-settings > mine.toml"""
-    found = list(commands(Block("page.md", 1, "console", text)))
-    assert [" ".join(command.argv or ["-"]) for command in found] == [
-        *("check pictures/", "train pictures/ --minutes 10", "-", "predict runs/pictures -"),
-        *("serve runs/pictures", "train pictures/", "train pictures/ --print-settings"),
-    ]
-    assert found[0].output == ("what it prints",)
+    assert any(command.output for command in FOUND)
