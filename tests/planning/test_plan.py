@@ -10,7 +10,9 @@ from vitrail.checkpoints.save import save
 from vitrail.cli import main
 from vitrail.errors import ConfigError
 from vitrail.formatting import MIB
+from vitrail.models.registry import configuration
 from vitrail.models.vit import create
+from vitrail.planning.flops import PUBLISHED_RUNS, UTILIZATION, cost_of
 from vitrail.planning.plan import make_plan
 from vitrail.planning.request import PlanRequest
 
@@ -27,6 +29,25 @@ def counted(**changes):
 @pytest.fixture(scope="module")
 def one_device():
     return counted(batch_size=8)
+
+
+def test_flops_of_vit_and_attention_pool_match_the_formula():
+    tokens, width, depth, hidden = 197, 768, 12, 3072
+    stem = 196 * 768 * width
+    block = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden
+    config = configuration("ViT-B/16").change(num_classes=0)
+    cost = cost_of(config)
+    assert cost.forward == 2 * (stem + depth * block)
+    assert cost.tokens == tokens
+    assert cost.training == 3 * cost.forward
+    assert cost_of(config, 384) == cost_of(config.change(image_size=384))
+    assert cost_of(config, 384).tokens == 577
+    tokens = 196
+    pool = 2 * width**2 + 2 * tokens * width**2 + 2 * tokens * width + 2 * width * hidden
+    added = cost_of(config.change(pool="map")).forward - cost_of(config.change(pool="mean")).forward
+    assert added == 2 * pool
+    reached = [run.utilization for run in PUBLISHED_RUNS]
+    assert min(reached) < UTILIZATION < max(reached)  # assumed for other hardware
 
 
 @pytest.mark.parametrize(
