@@ -1,5 +1,3 @@
-"""The smallest model with class names, and images."""
-
 import numpy as np
 import pytest
 import torch
