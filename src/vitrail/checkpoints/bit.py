@@ -5,6 +5,7 @@ big_transfer. timm's names of the same models are in timm.py.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -15,7 +16,7 @@ from vitrail.checkpoints.rules import (
     Table,
     applicable,
     conv_head,
-    jax_conv,
+    jax_layer,
     modules,
     resnet_units,
     same,
@@ -57,40 +58,32 @@ def normalize(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
     return normalized
 
 
-def google_config(checkpoint: Checkpoint) -> BitConfig:
-    _, _, channels, width = checkpoint.shape(f"{ROOT}/kernel", 4)
+def infer_config(checkpoint: Checkpoint, *, root: str, units: str, head: str) -> BitConfig:
+    """Infer the config from the convolutions of root and head, and the names of the units."""
+    output, channels = (3, 2) if root.endswith("/kernel") else (0, 1)  # axes, of JAX or PyTorch
+    shape = checkpoint.shape(root, 4)
     return BitConfig(
-        blocks=checkpoint.units(r"resnet/block(\d+)/unit(\d+)/"),
-        width_factor=width // ROOT_WIDTH,
-        channels=channels,
-        num_classes=checkpoint.size(f"{HEAD}/kernel", 4, axis=3),
+        blocks=checkpoint.units(units),
+        width_factor=shape[output] // ROOT_WIDTH,
+        channels=shape[channels],
+        num_classes=checkpoint.size(head, 4, axis=output),
     )
 
 
 def google_templates(config: BitConfig) -> Iterator[Rule]:
     ours, theirs = "stages.{i}.{j}", "resnet/block{I}/unit{J:02d}"
     norms = {"norm": "resnet/group_norm"}
-    yield from jax_conv("root", ROOT)
+    yield from jax_layer("root", ROOT)
     for index, part in UNIT_PARTS:
-        yield from jax_conv(f"{ours}.conv{index}", f"{theirs}/{part}/standardized_conv2d")
+        yield from jax_layer(f"{ours}.conv{index}", f"{theirs}/{part}/standardized_conv2d")
         norms[f"{ours}.norm{index}"] = f"{theirs}/{part}/group_norm"
-    yield from jax_conv(f"{ours}.shortcut", f"{theirs}/a/proj/standardized_conv2d")
+    yield from jax_layer(f"{ours}.shortcut", f"{theirs}/a/proj/standardized_conv2d")
     for our_norm, their_norm in norms.items():
         yield same(f"{our_norm}.weight", f"{their_norm}/gamma")
         yield same(f"{our_norm}.bias", f"{their_norm}/beta")
     kernel = (f"{HEAD}/kernel",)
     yield Rule("head.weight", kernel, lambda k: k[0, 0].mT, lambda w: (w.mT[None, None],))
     yield same("head.bias", f"{HEAD}/bias")
-
-
-def pytorch_config(checkpoint: Checkpoint) -> BitConfig:
-    width, channels, _, _ = checkpoint.shape("root.conv.weight", 4)
-    return BitConfig(
-        blocks=checkpoint.units(r"body\.block(\d+)\.unit(\d+)\."),
-        width_factor=width // ROOT_WIDTH,
-        channels=channels,
-        num_classes=checkpoint.size("head.conv.weight", 4),
-    )
 
 
 def pytorch_templates(config: BitConfig) -> Iterator[Rule]:
@@ -113,14 +106,24 @@ def pytorch_unsupported(config: BitConfig) -> list[str]:
 GOOGLE = Table(
     BitConfig,
     lambda tensors: f"{ROOT}/kernel" in tensors,
-    google_config,
+    partial(
+        infer_config,
+        root=f"{ROOT}/kernel",
+        units=r"resnet/block(\d+)/unit(\d+)/",
+        head=f"{HEAD}/kernel",
+    ),
     google_templates,
     lambda config: unsupported_numerics(config, NUMERICS["big_transfer"]),
 )
 PYTORCH = Table(
     BitConfig,
     lambda tensors: {"root.conv.weight", "body.block1.unit01.conv1.weight"} <= tensors.keys(),
-    pytorch_config,
+    partial(
+        infer_config,
+        root="root.conv.weight",
+        units=r"body\.block(\d+)\.unit(\d+)\.",
+        head="head.conv.weight",
+    ),
     pytorch_templates,
     pytorch_unsupported,
 )

@@ -33,12 +33,3 @@ def find(reference: str) -> Path:
             f"another model, such as {LARGER}"
         )
     return FOLDER / name
-
-
-def default_notice(option: str = "") -> str:
-    """Return the line that says where a command starts if no model is given."""
-    larger = f"{option} {LARGER}".strip()
-    return (
-        f"starting from {DEFAULT}, which comes with vitrail; a larger model takes a download and "
-        f"more time, and is usually more accurate: {larger}"
-    )

@@ -62,7 +62,17 @@ def save_bundle(
         raise CheckpointError(f"cannot write a bundle to {folder}: it is a file, not a folder")
     metadata = get_metadata(model) if metadata is None else metadata
     check_class_names(metadata, model.config)
-    stored = round_weights(float32_state_dict(model), dtype)
+    if dtype not in DTYPES:
+        raise CheckpointError(f"a bundle stores float32 or float16 weights, not {dtype}")
+    tensors = float32_state_dict(model)
+    stored = {name: x.to(dtype) for name, x in tensors.items()}
+    for name, x in stored.items():
+        if torch.isinf(x).any() and not torch.isinf(tensors[name]).any():
+            largest = float(tensors[name].abs().max())
+            raise CheckpointError(
+                f"{name} has values up to {largest:.3g}, more than float16 can express; store the "
+                "weights as float32"
+            )
     config: dict[str, Any] = {
         "vitrail": {"bundle": VERSION, "version": __version__},
         "model": to_dict(model.config),
@@ -75,21 +85,6 @@ def save_bundle(
         with atomic_write(folder / CARD) as temporary:
             card = model_card(model.config, metadata, folder.resolve().name, dtype)
             temporary.write_text(card, encoding="utf-8")
-
-
-def round_weights(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return float32 weights in the precision in which they are stored."""
-    if dtype not in DTYPES:
-        raise CheckpointError(f"a bundle stores float32 or float16 weights, not {dtype}")
-    rounded = {name: x.to(dtype) for name, x in tensors.items()}
-    for name, x in rounded.items():
-        if torch.isinf(x).any() and not torch.isinf(tensors[name]).any():
-            largest = float(tensors[name].abs().max())
-            raise CheckpointError(
-                f"{name} has values up to {largest:.3g}, more than float16 can express; store the "
-                "weights as float32"
-            )
-    return rounded
 
 
 def contains_model(folder: Path) -> bool:

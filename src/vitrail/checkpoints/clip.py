@@ -138,33 +138,26 @@ def tower_templates(config: VitConfig) -> Iterator[Rule]:
         "head": "classifier",
     }
     yield from modules(names)
-    yield from huggingface.joint_qkv(
-        f"{ours}.attention.qkv", LAYER + ".self_attn.{part}_proj", "qkv"
-    )
+    qkv = [f"{LAYER}.self_attn.{part}_proj" for part in "qkv"]
+    yield from huggingface.joint(f"{ours}.attention.qkv", qkv)
     token = (f"{TOWER}embeddings.class_embedding",)
     yield Rule("cls_token", token, lambda array: array[None], lambda tensor: (tensor[0],))
     yield same("position.table", POSITION)
     yield without_batch("pool.probe", f"{POOL}probe")
 
 
-def clip_unsupported(config: VitConfig) -> list[str]:
+def tower_unsupported(config: VitConfig) -> list[str]:
+    clip, head = config.pre_norm, bool(config.num_classes)
+    square = isinstance(config.image_size, int) and isinstance(config.patch_size, int)
     features = {
-        "a CLIP tower without a norm before the encoder": not config.pre_norm,
-        "a classifier on a CLIP tower": config.num_classes,
+        "a classifier on a CLIP tower": clip and head,
+        "a classifier on attention pooling": head and config.pool == "map",
+        "mean pooling without a classifier": not head and config.pool == "mean",
         "a representation layer": config.representation,
-        "images or patches that are not square": not isinstance(config.image_size, int)
-        or not isinstance(config.patch_size, int),
+        "a CLIP tower of images or patches that are not square": clip and not square,
     }
-    return unsupported_features(config, pre_norm=True) + applicable(features)
-
-
-def siglip_unsupported(config: VitConfig) -> list[str]:
-    features = {
-        "a classifier on attention pooling": config.num_classes and config.pool == "map",
-        "mean pooling without a classifier": not config.num_classes and config.pool == "mean",
-        "a representation layer": config.representation,
-    }
-    return unsupported_features(config, pools=("map", "mean")) + applicable(features)
+    pools = ("cls",) if clip else ("map", "mean")
+    return unsupported_features(config, pools=pools, pre_norm=clip) + applicable(features)
 
 
 def tower_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
@@ -179,30 +172,15 @@ def tower_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any
             "model_type": "siglip",
             "vision_config": tower | {"vision_use_head": False},
         }
-    return {
-        "config.json": settings,
-        huggingface.PROCESSOR: huggingface.processor_json(metadata.preprocessing),
-    }
+    return huggingface.json_files(settings, metadata.preprocessing)
 
 
-def has_tower(tensors: Mapping[str, Any]) -> bool:
-    return f"{TOWER}{PATCHES}.weight" in tensors
-
-
-CLIP = Table(
+TOWER_TABLE = Table(
     VitConfig,
-    lambda tensors: has_tower(tensors) and f"{TOWER}pre_layrnorm.weight" in tensors,
+    lambda tensors: f"{TOWER}{PATCHES}.weight" in tensors,
     tower_config,
     tower_templates,
-    clip_unsupported,
-    tower_json,
-)
-SIGLIP = Table(
-    VitConfig,
-    has_tower,
-    tower_config,
-    tower_templates,
-    siglip_unsupported,
+    tower_unsupported,
     tower_json,
     join_projections,
 )

@@ -190,19 +190,11 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
         "encoder.norm": "norm",
     }
     yield from modules(names)
-    yield from huggingface.joint_qkv(
-        f"{ours}.attention.qkv", LAYER + ".attention.{part}_proj", "qkv"
-    )
+    qkv = [f"{LAYER}.attention.{part}_proj" for part in "qkv"]
+    yield from huggingface.joint(f"{ours}.attention.qkv", qkv)
     for part in "qv":
         yield same(f"{ours}.attention.{part}_bias", f"{LAYER}.attention.{part}_proj.bias")
-    parts = MLPS[config.mlp]
-    for kind in ("weight", "bias"):
-        yield Rule(
-            f"{ours}.mlp.fc1.{kind}",
-            tuple(f"{LAYER}{part}.{kind}" for part in parts),
-            lambda *arrays: torch.cat(arrays),
-            lambda joint: joint.chunk(len(parts)),
-        )
+    yield from huggingface.joint(f"{ours}.mlp.fc1", [LAYER + part for part in MLPS[config.mlp]])
     for i in (1, 2):
         yield same(f"{ours}.branch{i}.scale", f"{LAYER}.layer_scale{i}.lambda1")
     yield without_batch("cls_token", "embeddings.cls_token")
@@ -244,10 +236,7 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
         "mlp_bias": True,
     }
     settings |= {"hidden_act": "silu"} if swiglu else {}
-    return {
-        "config.json": settings,
-        huggingface.PROCESSOR: huggingface.processor_json(metadata.preprocessing),
-    }
+    return huggingface.json_files(settings, metadata.preprocessing)
 
 
 TRANSFORMERS = Table(

@@ -29,10 +29,9 @@ from vitrail.checkpoints.rules import (
     Format,
     Rule,
     Table,
-    Tensors,
     applicable,
     is_square,
-    jax_conv,
+    jax_layer,
     same,
     square_image,
     substitute,
@@ -92,19 +91,7 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors=tensors, skipped=skipped)
 
 
-def pre_2021_name(name: str) -> str:
-    for old, new in PRE_2021_NAMES.items():
-        name = re.sub(rf"(encoderblock_\d+){new}", rf"\1{old}", name)
-    return name
-
-
 # Rules shared by the families.
-
-
-def dense(ours: str, theirs: str) -> Iterator[Rule]:
-    """Map a kernel (in, out) to a weight (out, in)."""
-    yield Rule(f"{ours}.weight", (f"{theirs}/kernel",), lambda k: k.mT, lambda w: (w.mT,))
-    yield same(f"{ours}.bias", f"{theirs}/bias")
 
 
 def norm(ours: str, theirs: str) -> Iterator[Rule]:
@@ -113,8 +100,8 @@ def norm(ours: str, theirs: str) -> Iterator[Rule]:
 
 
 def mlp(ours: str, theirs: str) -> Iterator[Rule]:
-    yield from dense(f"{ours}.fc1", f"{theirs}/Dense_0")
-    yield from dense(f"{ours}.fc2", f"{theirs}/Dense_1")
+    yield from jax_layer(f"{ours}.fc1", f"{theirs}/Dense_0")
+    yield from jax_layer(f"{ours}.fc2", f"{theirs}/Dense_1")
 
 
 def heads(ours: str, theirs: str, count: int) -> Iterator[Rule]:
@@ -154,7 +141,20 @@ def normalize_vit(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
         if name in tensors:
             tensors[POSITION] = tensors.pop(name)
     if POSITION in tensors:
-        tensors[POSITION] = match_class_row(tensors)
+        # A row for the class token exactly if there is one. vision_transformer adds a position to
+        # it; big_vision does not, which equals a row of zeros, and its models without class token
+        # may contain the row of an older one.
+        table = tensors[POSITION]
+        if len(table.shape) != 3:
+            raise CheckpointError(
+                f"shape mismatch: pos_embedding is {table.shape}, expected (1, tokens, width)"
+            )
+        if "cls" in tensors and is_square(table.shape[1]):
+            tensors[POSITION] = table.map(
+                lambda rows: torch.cat([torch.zeros_like(rows[:, :1]), rows], dim=1)
+            )
+        elif "cls" not in tensors and is_square(table.shape[1] - 1):
+            tensors[POSITION] = table.map(lambda rows: rows[:, 1:])
     if "probe" in tensors:
         tensors = {
             f"MAPHead_0/{name}" if name.startswith(MAP_PARTS) else name: tensor
@@ -182,25 +182,6 @@ def unstack_layers(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
             layer = tensor.map(lambda stacked, index=index: stacked[index])
             unstacked[f"Transformer/encoderblock_{index}/{name.removeprefix(SCANNED)}"] = layer
     return unstacked
-
-
-def match_class_row(tensors: Tensors) -> LazyTensor:
-    """Return the position table with a row for the class token exactly if there is one.
-
-    vision_transformer adds a position to the class token. big_vision does not, which equals a row
-    of zeros; its models without class token may contain the row of an older one.
-    """
-    table = tensors[POSITION]
-    if len(table.shape) != 3:
-        raise CheckpointError(
-            f"shape mismatch: pos_embedding is {table.shape}, expected (1, tokens, width)"
-        )
-    rows = table.shape[1]
-    if "cls" in tensors and is_square(rows):
-        return table.map(lambda rows: torch.cat([torch.zeros_like(rows[:, :1]), rows], dim=1))
-    if "cls" not in tensors and is_square(rows - 1):
-        return table.map(lambda rows: rows[:, 1:])
-    return table
 
 
 def vit_unsupported(config: VitConfig) -> list[str]:
@@ -261,7 +242,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
 
 def vit_templates(config: VitConfig) -> Iterator[Rule]:
     block, attention = "Transformer/encoderblock_{i}", "MultiHeadDotProductAttention_0"
-    yield from jax_conv("stem.projection", "embedding")
+    yield from jax_layer("stem.projection", "embedding")
     yield without_batch("cls_token", "cls")
     yield without_batch("position.table", POSITION)
     yield from norm("encoder.blocks.{i}.norm1", f"{block}/LayerNorm_0")
@@ -273,15 +254,15 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
     yield from heads("pool", f"MAPHead_0/{attention}", config.heads)
     yield from norm("pool.norm", "MAPHead_0/LayerNorm_0")
     yield from mlp("pool.mlp", "MAPHead_0/MlpBlock_0")
-    yield from dense("representation", "pre_logits")
-    yield from dense("head", "head")
-    yield from jax_conv("stem.resnet.root", "conv_root")
+    yield from jax_layer("representation", "pre_logits")
+    yield from jax_layer("head", "head")
+    yield from jax_layer("stem.resnet.root", "conv_root")
     yield from norm("stem.resnet.norm", "gn_root")
     ours, theirs = "stem.resnet.stages.{i}.{j}", "block{I}/unit{J}"
     for index in (1, 2, 3):
-        yield from jax_conv(f"{ours}.conv{index}", f"{theirs}/conv{index}")
+        yield from jax_layer(f"{ours}.conv{index}", f"{theirs}/conv{index}")
         yield from norm(f"{ours}.norm{index}", f"{theirs}/gn{index}")
-    yield from jax_conv(f"{ours}.shortcut.0", f"{theirs}/conv_proj")
+    yield from jax_layer(f"{ours}.shortcut.0", f"{theirs}/conv_proj")
     yield from norm(f"{ours}.shortcut.1", f"{theirs}/gn_proj")
 
 
@@ -313,13 +294,13 @@ def mixer_config(checkpoint: Checkpoint) -> MixerConfig:
 
 def mixer_templates(config: MixerConfig) -> Iterator[Rule]:
     ours, theirs = "blocks.{i}", "MixerBlock_{i}"
-    yield from jax_conv("stem", "stem")
+    yield from jax_layer("stem", "stem")
     yield from norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
     yield from mlp(f"{ours}.token_mixing", f"{theirs}/token_mixing")
     yield from norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1")
     yield from mlp(f"{ours}.channel_mixing", f"{theirs}/channel_mixing")
     yield from norm("norm", "pre_head_layer_norm")
-    yield from dense("head", "head")
+    yield from jax_layer("head", "head")
 
 
 VIT = Table(

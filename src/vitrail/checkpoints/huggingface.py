@@ -244,8 +244,8 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
         "distillation_head": "distillation_classifier",
     }
     yield from modules(names)
-    parts = ("query", "key", "value")
-    yield from joint_qkv(f"{ours}.attention.qkv", theirs + ".attention.attention.{part}", parts)
+    qkv = [f"{theirs}.attention.attention.{part}" for part in ("query", "key", "value")]
+    yield from joint(f"{ours}.attention.qkv", qkv)
     for i in (1, 2):
         yield same(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1")
     yield without_batch("cls_token", f"{prefix}embeddings.cls_token")
@@ -254,14 +254,14 @@ def vit_templates(config: VitConfig) -> Iterator[Rule]:
     yield without_batch("position.table", prefix + POSITION)
 
 
-def joint_qkv(ours: str, theirs: str, parts: Sequence[str]) -> Iterator[Rule]:
-    """Map separate projections, where `theirs` has a placeholder {part}, to a joint one."""
+def joint(ours: str, theirs: Sequence[str]) -> Iterator[Rule]:
+    """Map separate projections to a joint one."""
     for kind in ("weight", "bias"):
         yield Rule(
             f"{ours}.{kind}",
-            tuple(f"{theirs.replace('{part}', part)}.{kind}" for part in parts),
+            tuple(f"{name}.{kind}" for name in theirs),
             lambda *arrays: torch.cat(arrays),
-            lambda joint: joint.chunk(3),
+            lambda joined: joined.chunk(len(theirs)),
         )
 
 
@@ -358,7 +358,7 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
             "pooler_output_size": config.representation or config.width,
             "pooler_act": "tanh",
         }
-    return {"config.json": settings, PROCESSOR: processor_json(metadata.preprocessing)}
+    return json_files(settings, metadata.preprocessing)
 
 
 def common_json(config: VitConfig, metadata: Metadata) -> dict[str, Any]:
@@ -444,8 +444,9 @@ def read_metadata(settings: Settings, config: VitConfig) -> Metadata | None:
 # preprocessor_config.json.
 
 
-def processor_json(preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return the closest image processor; `vitrail convert` warns about what differs."""
+def json_files(config_json: dict[str, Any], preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return both files, with the closest image processor; `vitrail convert` warns about what
+    differs."""
     before = preprocessing.resize_to or preprocessing.size
     resized, cropped = (
         dict(zip(("height", "width"), size, strict=True)) for size in (before, preprocessing.size)
@@ -465,7 +466,7 @@ def processor_json(preprocessing: Preprocessing) -> dict[str, Any]:
     }
     if short or preprocessing.resize_to is not None:
         settings |= {"do_center_crop": True, "crop_size": cropped}
-    return settings
+    return {"config.json": config_json, PROCESSOR: settings}
 
 
 def read_processor(values: Settings, image_size: tuple[int, int], channels: int) -> Preprocessing:

@@ -71,7 +71,7 @@ FORMATS = {
     "google": google.FORMAT,
     "huggingface": Format(
         "transformers",
-        (huggingface.VIT, clip.CLIP, clip.SIGLIP, dinov3.TRANSFORMERS),
+        (huggingface.VIT, clip.TOWER_TABLE, dinov3.TRANSFORMERS),
         lambda checkpoint: dinov3.normalize(clip.normalize(huggingface.normalize(checkpoint))),
         huggingface.read_metadata,
     ),

@@ -112,14 +112,13 @@ def resnet_units(ours: str, theirs: str, norm: str = "norm") -> Iterator[Rule]:
         yield from modules(names)
 
 
-def jax_conv(ours: str, theirs: str) -> Iterator[Rule]:
-    """Map a kernel (P, P, I, O) of JAX to a weight (O, I, P, P)."""
-    kernel = (f"{theirs}/kernel",)
+def jax_layer(ours: str, theirs: str) -> Iterator[Rule]:
+    """Map a kernel (I, O) or (P, P, I, O) of JAX to a weight (O, I) or (O, I, P, P)."""
     yield Rule(
         f"{ours}.weight",
-        kernel,
-        lambda k: k.permute(3, 2, 0, 1),
-        lambda w: (w.permute(2, 3, 1, 0),),
+        (f"{theirs}/kernel",),
+        lambda k: k.permute(-1, -2, *range(k.ndim - 2)),
+        lambda w: (w.permute(*range(2, w.ndim), 1, 0),),
     )
     yield same(f"{ours}.bias", f"{theirs}/bias")
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import bundle, google, hub
+from vitrail.checkpoints import bundle, hub
 from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
+from vitrail.checkpoints.google import PRE_2021_NAMES
 from vitrail.checkpoints.load import (
     ADAPTER,
     FORMATS,
@@ -32,7 +33,14 @@ from vitrail.checkpoints.load import (
     table_for,
 )
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.checkpoints.rules import NumericsLoss, unsupported_numerics, unwrap_model, write
+from vitrail.checkpoints.rules import (
+    NumericsLoss,
+    Rule,
+    substitute,
+    unsupported_numerics,
+    unwrap_model,
+    write,
+)
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.transforms import Backend, EvalTransform, normalize
 from vitrail.errors import CheckpointError
@@ -95,9 +103,7 @@ def save(
     losses = check_losses(model, format, destination, allow_loss)
     table = table_for(model.config, table_name(format))
     file = weights_path(destination, format)
-    tensors = table.finish(model.config, write(model, table.rules(model.config)))
-    if format == OLDER:
-        tensors = {google.pre_2021_name(name): tensor for name, tensor in tensors.items()}
+    tensors = table.finish(model.config, write(model, rules_for(model, format)))
     header = {"format": "pt"}
     if not losses:  # our config is exact only if nothing is lost
         values = {"model": to_dict(model.config), **metadata.to_dict()}
@@ -243,7 +249,10 @@ def convert(
         library = LIBRARIES.get(table_name(to), to)
         warnings += compare_preprocessing(model, theirs, library, "prepares images by")
     lost = check_losses(model, to, destination, allow_loss)
-    before, after = their_names(model, source_format), their_names(model, to)
+    before, after = (
+        {rule.ours: list(rule.theirs) for rule in rules_for(model, format)}
+        for format in (source_format, to)
+    )
     conversion = Conversion(
         name_of(model.config),
         source_format,
@@ -355,12 +364,18 @@ def zone_plate(height: int, width: int, channels: int) -> np.ndarray:
     return np.rint(127.5 + 127.5 * np.stack(waves, axis=2)).astype(np.uint8)
 
 
-def their_names(model: Model, format: str) -> dict[str, list[str]]:
-    table = bundle if format == "bundle" else table_for(model.config, table_name(format))
-    names = {rule.ours: list(rule.theirs) for rule in table.rules(model.config)}
+def rules_for(model: Model, format: str) -> list[Rule]:
+    """Return the rules that write a model in a format, with the names of its version."""
+    if format == "bundle":
+        return bundle.rules(model.config)
+    rules = table_for(model.config, table_name(format)).rules(model.config)
     if format == OLDER:
-        names = {ours: [google.pre_2021_name(n) for n in theirs] for ours, theirs in names.items()}
-    return names
+        renames = [(rf"(encoderblock_\d+){n}", rf"\1{o}") for o, n in PRE_2021_NAMES.items()]
+        rules = [
+            rule._replace(theirs=tuple(substitute(name, renames) for name in rule.theirs))
+            for rule in rules
+        ]
+    return rules
 
 
 def summarize(tensors: list[tuple[list[str], list[str]]]) -> list[str]:

@@ -109,10 +109,14 @@ HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-BITS = {  # blocks → architecture, its width factor
-    (3, 4, 6, 3): ("resnetv2_50x1_bit", 1),
-    (3, 4, 23, 3): ("resnetv2_101x1_bit", 1),
-    (3, 8, 36, 3): ("resnetv2_152x2_bit", 2),
+BITS = {  # blocks, or the first of them → architecture, its width factor
+    blocks[:stages]: (name, factor)  # timm builds a stage per entry of `channels`
+    for blocks, name, factor in (
+        ((3, 8, 36, 3), "resnetv2_152x2_bit", 2),
+        ((3, 4, 23, 3), "resnetv2_101x1_bit", 1),
+        ((3, 4, 6, 3), "resnetv2_50x1_bit", 1),  # the last wins
+    )
+    for stages in range(1, 5)
 }
 MIXERS = {  # patch size, depth, width → architecture
     (patch, depth, width): f"mixer_{size}{patch}_224"
@@ -208,6 +212,7 @@ class TimmSettings(NamedTuple):
     model_args: Mapping[str, Any]
     pretrained_cfg: Mapping[str, Any]
     image_sizes: list[tuple[int, int]]  # most specific first
+    pool: str | None
 
 
 def parse_settings(settings: Mapping[str, Any]) -> TimmSettings:
@@ -227,7 +232,10 @@ def parse_settings(settings: Mapping[str, Any]) -> TimmSettings:
         and len(sides) == 2
         and all(isinstance(side, int) and side > 0 for side in sides)
     ]
-    return TimmSettings(name.split(".")[0] if isinstance(name, str) else "", args, cfg, sizes)
+    pools = [section.get("global_pool") for section in (args, settings, cfg)]
+    pool = next((pool for pool in pools if isinstance(pool, str)), None)
+    name = name.split(".")[0] if isinstance(name, str) else ""
+    return TimmSettings(name, args, cfg, sizes, pool)
 
 
 def infer_image_size(
@@ -346,7 +354,7 @@ def read_metadata(settings: Mapping[str, Any], config: Config) -> Metadata | Non
 def vit_config(checkpoint: Checkpoint) -> VitConfig:
     """Infer the config from names and shapes, and from config.json where shapes are ambiguous."""
     tensors, settings = checkpoint.tensors, checkpoint.settings
-    name, args, _, _ = parse_settings(settings)
+    name, args, _, _, stated_pool = parse_settings(settings)
     reject_unknown_vits(checkpoint)
     width, _, patch_height, patch_width = checkpoint.shape(PATCHES, 4)
     hybrid = any(name.startswith(BACKBONE) for name in tensors)
@@ -374,11 +382,14 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
             f"unsupported timm model: act_layer={activation!r}; supported: {', '.join(gelus)}"
         )
     class_token = "cls_token" in tensors
-    pool: Pool = "cls" if class_token and stated_pool(settings) != "avg" else "mean"
-    pre_norm, rotary = "norm_pre.weight" in tensors, has_rotary_positions(checkpoint)
+    pool: Pool = "cls" if class_token and stated_pool != "avg" else "mean"
+    pre_norm, q_bias = "norm_pre.weight" in tensors, "blocks.0.attn.q_bias" in tensors
+    qkv_bias = "blocks.0.attn.qkv.bias" in tensors
+    # A ViT without position table is a DINOv3 by its name, or by tensors if it has none.
+    layout = {"reg_token", "blocks.0.ls1.gamma"} <= tensors.keys() and not (qkv_bias or name)
+    rotary = patches is None and ("dinov3" in name or q_bias or layout)
     if rotary:
         known_heads += rotary_heads(width)
-    q_bias = "blocks.0.attn.q_bias" in tensors
     numerics = replace(NUMERICS["timm"], gelu=gelus[activation])
     return VitConfig(
         depth=checkpoint.count(r"blocks\.(\d+)\."),
@@ -399,7 +410,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         registers=checkpoint.size("reg_token", 3, axis=1),
         distillation="dist_token" in tensors,
         layer_scale=layer_scale if "blocks.0.ls1.gamma" in tensors else None,
-        qkv_bias="blocks.0.attn.qkv.bias" in tensors or q_bias,
+        qkv_bias=qkv_bias or q_bias,
         key_bias=not q_bias,
         qk_norm="blocks.0.attn.q_norm.weight" in tensors,
         mlp="swiglu" if swiglu else "gelu",
@@ -408,31 +419,16 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
     )
 
 
-def has_rotary_positions(checkpoint: Checkpoint) -> bool:
-    """Whether this is a DINOv3: a ViT without position table, recognized by name or by tensors."""
-    names, name = checkpoint.tensors.keys(), parse_settings(checkpoint.settings).architecture
-    layout = {"reg_token", "blocks.0.ls1.gamma"} <= names and "blocks.0.attn.qkv.bias" not in names
-    if "pos_embed" in names:
-        return False
-    return "dinov3" in name or "blocks.0.attn.q_bias" in names or (layout and not name)
-
-
 def rotary_heads(width: int) -> list[int]:
     """The number of heads of DINOv3: 64 channels per head, 128 in the 7B model."""
     channels = 128 if width == 4096 else 64
     return [] if width % channels else [width // channels]
 
 
-def stated_pool(settings: Mapping[str, Any]) -> str | None:
-    _, args, cfg, _ = parse_settings(settings)
-    pools = [section.get("global_pool") for section in (args, settings, cfg)]
-    return next((pool for pool in pools if isinstance(pool, str)), None)
-
-
 def reject_unknown_vits(checkpoint: Checkpoint) -> None:
     """Raise for timm models that no vitrail model can represent."""
     names = checkpoint.tensors.keys()
-    args, pool = parse_settings(checkpoint.settings).model_args, stated_pool(checkpoint.settings)
+    _, args, _, _, pool = parse_settings(checkpoint.settings)
     pre_norm = "norm_pre.weight" in names
     tensors = checkpoint.tensors.items()
     widths = {tensor.shape for name, tensor in tensors if re.match(r"blocks\.\d+\.norm1\.w", name)}
@@ -580,12 +576,6 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
 # BiT: ResNetV2, whose head is a 1x1 convolution.
 
 
-def bit_architecture(config: BitConfig) -> tuple[str, int] | None:
-    """Return the architecture with these first stages: timm builds one per entry of `channels`."""
-    stages = len(config.blocks)
-    return next((named for blocks, named in BITS.items() if blocks[:stages] == config.blocks), None)
-
-
 def bit_config(checkpoint: Checkpoint) -> BitConfig:
     width, channels, _, _ = checkpoint.shape("stem.conv.weight", 4)
     return BitConfig(
@@ -607,12 +597,12 @@ def bit_templates(config: BitConfig) -> Iterator[Rule]:
 
 
 def bit_unsupported(config: BitConfig) -> list[str]:
-    depth = [] if bit_architecture(config) else [f"blocks={config.blocks}"]
+    depth = [] if config.blocks in BITS else [f"blocks={config.blocks}"]
     return depth + unsupported_numerics(config, NUMERICS["timm"])
 
 
 def bit_json(config: BitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
-    name, factor = bit_architecture(config) or BITS[3, 4, 6, 3]
+    name, factor = BITS.get(config.blocks, BITS[3, 4, 6, 3])
     width = ROOT_WIDTH * config.width_factor // factor
     channels = [EXPANSION * width * 2**stage for stage in range(len(config.blocks))]
     arguments = {"stem_chs": width, "channels": channels}

@@ -13,7 +13,6 @@ from vitrail.checkpoints.rules import (
     Format,
     Rule,
     Table,
-    Tensors,
     applicable,
     infer_heads,
     modules,
@@ -31,13 +30,9 @@ LAYER = "encoder.layers.encoder_layer_"
 OLD_NAMES = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}  # before 0.13
 
 
-def matches(tensors: Tensors) -> bool:
-    return POSITION in tensors and "class_token" in tensors
-
-
 def normalize(checkpoint: Checkpoint) -> Checkpoint:
     """Rename the tensors of torchvision before 0.13."""
-    if not matches(checkpoint.tensors):
+    if not VIT.matches(checkpoint.tensors):
         return checkpoint
     tensors = {}
     for name, tensor in checkpoint.tensors.items():
@@ -107,5 +102,11 @@ def templates(config: VitConfig) -> Iterator[Rule]:
     yield without_batch("position.table", POSITION)
 
 
-VIT = Table(VitConfig, matches, infer_config, templates, unsupported)
+VIT = Table(
+    VitConfig,
+    lambda tensors: {POSITION, "class_token"} <= tensors.keys(),
+    infer_config,
+    templates,
+    unsupported,
+)
 FORMAT = Format("torchvision", (VIT,), normalize)

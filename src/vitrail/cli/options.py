@@ -111,7 +111,11 @@ class EngineOptions(DataOptions):
 def default_model(option: str = "", *, log: Callable[[str], None] = log_stderr) -> str:
     """Return the model that comes with vitrail, and say that it is used; `option` names another."""
     if os.environ.get("RANK", "0") == "0":
-        for line in paragraph(builtin.default_notice(option)):
+        text = (
+            f"starting from {builtin.DEFAULT}, which comes with vitrail; a larger model takes a "
+            "download and more time, and is usually more accurate: "
+        )
+        for line in paragraph(text + f"{option} {builtin.LARGER}".strip()):
             log(line)
     return builtin.DEFAULT
 
