@@ -135,9 +135,9 @@ def test_whitening_filters_decorrelate_and_have_both_signs():
 
 def test_whiten_keeps_surplus_filters():
     model = create("ViT-Mu/4", stem="conv", channels=1, width=64)
-    before = model.stem.first_conv.weight.clone()
+    before = model.stem.layers[0].weight.clone()
     whiten(model.stem, smooth_images(channels=1))
-    after = model.stem.first_conv.weight
+    after = model.stem.layers[0].weight
     assert len(after) == 32
     assert torch.equal(after[18:], before[18:])
     assert after[:18].std().item() == pytest.approx(before.std().item(), rel=1e-4)

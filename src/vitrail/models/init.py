@@ -14,7 +14,7 @@ training: learned positions start as a sin-cos embedding.
 """
 
 import math
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -170,7 +170,7 @@ def whiten(stem: ConvStem, images: Tensor) -> None:
 
     The filters replace the first ones of the convolution and keep the scale of its weight.
     """
-    weight = stem.first_conv.weight
+    weight = cast(nn.Conv2d, stem.layers[0]).weight
     filters = whitening_filters(images, len(weight), weight.shape[-1])
     weight[: len(filters)] = filters * (weight.std() / filters.std())
 

@@ -6,7 +6,6 @@ Shapes: B images, C channels, H x W pixels, P patch size, h x w patches, D width
 """
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -71,11 +70,6 @@ class ConvStem(nn.Module):
             channels = width
         self.layers = nn.Sequential(*layers)
         self.projection = PatchProjection(channels, config.width, (1, 1))
-
-    @property
-    def first_conv(self) -> nn.Conv2d:
-        """The convolution that reads the pixels."""
-        return cast(nn.Conv2d, self.layers[0])
 
     def forward(self, images: Tensor) -> Tensor:
         return self.projection(self.layers(images))

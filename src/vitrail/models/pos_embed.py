@@ -304,32 +304,24 @@ POS_EMBEDS: dict[PositionKind, type[nn.Module]] = {
 }
 
 
-def full_precision(like: Tensor) -> torch.autocast:
-    """Disable autocast on the device of a tensor; the meta device has none."""
-    return torch.autocast("cpu" if like.is_meta else like.device.type, enabled=False)
-
-
 def resize_grid(table: Tensor, grid: Grid, method: ResizeMethod = "google") -> Tensor:
     """Interpolate a table of vectors (h, w, D) to another grid (h', w'), in at least float32.
 
     A resize along one axis is a matrix, so a resize of a grid is two matrix products, whatever the
     method: differentiable and exportable.
     """
-    with full_precision(table):
-        exact = table.to(torch.promote_types(table.dtype, torch.float32))
-        vertical = interpolation_matrix(table.shape[0], grid[0], method, like=exact)  # (h', h)
-        horizontal = interpolation_matrix(table.shape[1], grid[1], method, like=exact)  # (w', w)
-        rows = (vertical @ exact.flatten(1)).unflatten(1, table.shape[1:])  # (h', w, D)
-        return (horizontal @ rows).to(table.dtype)  # (h', w', D)
+    exact = table.to(torch.promote_types(table.dtype, torch.float32))
+    rows = resize_line(exact.flatten(1), grid[0], method).unflatten(1, table.shape[1:])
+    return resize_line(rows, grid[1], method).to(table.dtype)  # (h', w, D) → (h', w', D)
 
 
 def resize_line(table: Tensor, length: int, method: ResizeMethod = "google") -> Tensor:
-    """Interpolate a row of vectors (n, D) to another length (n', D), in at least float32."""
-    with full_precision(table):
+    """Interpolate rows of vectors (…, n, D) to another length (…, n', D), in at least float32."""
+    device = "cpu" if table.is_meta else table.device.type  # there is no autocast on meta
+    with torch.autocast(device, enabled=False):
         exact = table.to(torch.promote_types(table.dtype, torch.float32))
-        return (interpolation_matrix(len(table), length, method, like=exact) @ exact).to(
-            table.dtype
-        )
+        matrix = interpolation_matrix(table.shape[-2], length, method, like=exact)  # (n', n)
+        return (matrix @ exact).to(table.dtype)
 
 
 def interpolation_matrix(old: int, new: int, method: ResizeMethod, *, like: Tensor) -> Tensor:

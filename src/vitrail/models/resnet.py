@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import renamed_attribute
-from vitrail.models.config import BitConfig, Numerics, ResizeMethod, UnitKind, VitConfig, pair
+from vitrail.models.config import BitConfig, Numerics, ResizeMethod, VitConfig, pair
 from vitrail.models.encoder import run_block
 from vitrail.models.init import initialize
 from vitrail.models.patch_embed import PatchProjection, check_images
@@ -126,7 +126,10 @@ class PreActBottleneck(nn.Module):
         self.norm1 = group_norm(channels_in, numerics)
         self.conv1 = StandardizedConv2d(channels_in, inner, 1, numerics, same=False)
         self.norm2 = group_norm(inner, numerics)
-        self.conv2 = SPATIAL[config.unit](inner, config, stride)
+        if config.unit == "axial":
+            self.conv2 = RowAndColumnAttention(inner, config, stride)
+        else:
+            self.conv2 = StandardizedConv2d(inner, inner, 3, numerics, stride=stride, same=False)
         self.norm3 = group_norm(inner, numerics)
         self.conv3 = StandardizedConv2d(inner, channels_out, 1, numerics, same=False)
         self.shortcut = None
@@ -168,7 +171,12 @@ class AxialAttention(nn.Module):
         shape = (joint.shape[0], joint.shape[2], AXIAL_HEADS, joint.shape[3])
         joint = joint.unflatten(1, (AXIAL_HEADS, -1)).permute(4, 0, 3, 1, 2)
         query, key, value = halves_and_whole(joint.flatten(1, 3))  # (n, M, K / 2), twice; (n, M, K)
-        r_query, r_key, r_value = halves_and_whole(self.relative(shape[3]))  # (n, n, …)
+        cells, table = shape[3], self.table
+        if cells != self.cells:
+            table = resize_line(table, 2 * cells - 1, self.method)
+        index = torch.arange(cells, device=table.device)
+        offsets = F.embedding(index - index[:, None] + cells - 1, table)  # (n, n, 2 K)
+        r_query, r_key, r_value = halves_and_whole(offsets)  # (n, n, …), of each query and key
         scores = query.transpose(0, 1) @ key.permute(1, 2, 0)  # (M, n, n)
         scores = scores + (query @ r_query.mT).transpose(0, 1)
         scores = scores + (key @ r_key.permute(1, 2, 0)).permute(1, 2, 0)
@@ -177,14 +185,6 @@ class AxialAttention(nn.Module):
         mixed = mixed + (weights.transpose(0, 1) @ r_value).transpose(0, 1)
         mixed = mixed.reshape(*shape, -1).permute(0, 2, 4, 1, 3).flatten(1, 2)  # (B, C, h, w)
         return mixed.mT if self.columns else mixed
-
-    def relative(self, cells: int) -> Tensor:
-        """Return the row of the table for each query and key: (n, n, 2 K)."""
-        table = self.table
-        if cells != self.cells:
-            table = resize_line(table, 2 * cells - 1, self.method)
-        index = torch.arange(cells, device=table.device)
-        return F.embedding(index - index[:, None] + cells - 1, table)
 
 
 def halves_and_whole(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,17 +209,6 @@ class RowAndColumnAttention(nn.Module):
             images = images.unflatten(3, (-1, self.stride)).mean(dim=4)
             images = images.unflatten(2, (-1, self.stride)).mean(dim=3)
         return images
-
-
-def conv3x3(channels: int, config: BitConfig, stride: int) -> StandardizedConv2d:
-    numerics = config.numerics
-    return StandardizedConv2d(channels, channels, 3, numerics, stride=stride, same=False)
-
-
-SPATIAL: dict[UnitKind, Callable[[int, BitConfig, int], nn.Module]] = {
-    "conv": conv3x3,
-    "axial": RowAndColumnAttention,
-}
 
 
 def make_stages(
