@@ -16,6 +16,7 @@ from vitrail.evaluation.results import Calibration
 
 BINS = 15
 EDGES = np.linspace(0, 1, BINS + 1)
+INNER_EDGES = EDGES[1:-1]  # an edge belongs to the bin below, as in scikit-learn
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0  # a model without mistakes would get 0
 TOLERANCE = 1e-10  # relative
 MAX_STEPS = 100  # bisection alone would take 40
@@ -32,7 +33,12 @@ def calibration_metrics(
 ) -> Calibration:
     """Return the calibration metrics of logits (N, K) and labels (N,)."""
     counts, mean_confidence, accuracy = bins = reliability_bins(confidence, correct)
-    scaled = cross_fitted_confidence(logits, labels, loss)
+    scaled = np.empty(len(labels))  # confidence at the temperature fitted on the other half
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    for part, rest in ((even, odd), (odd, even)):
+        temperature, own = fit_temperature(logits[rest], labels[rest], loss), logits[part]
+        for rows in chunks(own):
+            scaled[part][rows] = probabilities(own[rows], loss, temperature).max(axis=1)
     return Calibration(
         edges=EDGES,
         counts=counts,
@@ -45,16 +51,11 @@ def calibration_metrics(
     )
 
 
-def bin_of(confidence: np.ndarray) -> np.ndarray:
-    """Bin of each confidence; an edge belongs to the lower bin, as in scikit-learn. (N,)"""
-    return np.searchsorted(EDGES[1:-1], confidence)
-
-
 def reliability_bins(
     confidence: np.ndarray, correct: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Counts, mean confidences and accuracies of the bins; NaN in an empty bin. (BINS,) each"""
-    bins = bin_of(confidence)
+    bins = np.searchsorted(INNER_EDGES, confidence)
     counts = np.bincount(bins, minlength=BINS)
     sums = [np.bincount(bins, weights=x, minlength=BINS) for x in (confidence, correct)]
     return counts, safe_divide(sums[0], counts), safe_divide(sums[1], counts)
@@ -74,24 +75,9 @@ def ece_by_weights(
     """ECE over images with finite confidence (N,), for weights (R, N) of the bootstrap."""
     known = np.isfinite(confidence)
     gaps = np.zeros((len(known), BINS))
-    gaps[known, bin_of(confidence[known])] = correct[known] - confidence[known]
+    bins = np.searchsorted(INNER_EDGES, confidence[known])
+    gaps[known, bins] = correct[known] - confidence[known]
     return {"ece": safe_divide(np.abs(weights @ gaps).sum(axis=1), weights @ known)}
-
-
-def cross_fitted_confidence(logits: np.ndarray, labels: np.ndarray, loss: LossKind) -> np.ndarray:
-    """Confidence of each image at the temperature fitted on the other half (even/odd). (N,)"""
-    scaled = np.empty(len(labels))
-    even, odd = slice(0, None, 2), slice(1, None, 2)
-    for part, rest in ((even, odd), (odd, even)):
-        temperature = fit_temperature(logits[rest], labels[rest], loss)
-        scaled[part] = confidence_at(logits[part], temperature, loss)
-    return scaled
-
-
-def confidence_at(logits: np.ndarray, temperature: float, loss: LossKind) -> np.ndarray:
-    """Probability of the top-1 class of logits / temperature. (N,)"""
-    parts = [probabilities(logits[rows], loss, temperature).max(axis=1) for rows in chunks(logits)]
-    return np.concatenate([np.empty(0), *parts])
 
 
 def brier_score(logits: np.ndarray, labels: np.ndarray, loss: LossKind) -> float:

@@ -365,7 +365,9 @@ def compute_metrics(
             },
             partial(metrics.f1_averages, predicted, truth),
         ]
-        resamples = metrics.num_resamples(samples, classes)
+        # Each resample visits every class of every image.
+        affordable = metrics.BUDGET // (samples * classes)
+        resamples = min(metrics.RESAMPLES, max(metrics.MIN_RESAMPLES, affordable))
     else:
         groups = (labels[correct], labels, scores.predicted.numpy())
         counts = [np.bincount(group, minlength=classes) for group in groups]

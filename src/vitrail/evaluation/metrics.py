@@ -104,11 +104,6 @@ def estimate(
     }
 
 
-def num_resamples(samples: int, classes: int) -> int:
-    """Resamples that fit the time budget if each visits every class of every image."""
-    return min(RESAMPLES, max(MIN_RESAMPLES, BUDGET // (samples * classes)))
-
-
 def resample_weights(samples: int, resamples: int) -> Iterator[np.ndarray]:
     """How often each of N images is drawn in N draws with replacement; (R, N), in blocks."""
     rng = np.random.default_rng(0)
