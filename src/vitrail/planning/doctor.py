@@ -194,36 +194,31 @@ def version_fits(package: Package) -> bool:
 
 
 def find_problems(machine: Machine) -> list[Problem]:
-    """Return what to fix, fatal problems first."""
-    rows = [{"what": w, "remedy": r, "fatal": fatal} for w, r, fatal in list_problems(machine)]
-    return sorted(rows, key=lambda problem: not problem["fatal"])
-
-
-def list_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
-    """Yield problems of packages, disks, threads, load and memory: what, remedy, fatal."""
+    """Return what to fix in packages, disks, threads, load and memory, fatal problems first."""
+    problems: list[tuple[str, str, bool]] = []  # what, remedy, fatal
     for package in machine["packages"]:
         if not version_fits(package):
             name, least, version = package["name"], package["least"], package["version"]
             state = f"is {version}" if version else "is missing"
             pinned = f"'{name}>={least}'" if least else name
             what = f"{name} {state}, and vitrail needs {least or 'it'}"
-            yield what, f"pip install {pinned}", True
+            problems.append((what, f"pip install {pinned}", True))
     for extra, packages in machine["extras"].items():
         for package in packages:
             if package["version"] and not version_fits(package):
                 what = f"{package['name']} {package['version']} is older than {package['least']}"
                 remedy = f"pip install --upgrade 'vitrail[{extra}]'"
-                yield f"{what}, which vitrail[{extra}] needs", remedy, False
+                problems.append((f"{what}, which vitrail[{extra}] needs", remedy, False))
     if machine["broken"]:
-        yield f"torch cannot be imported: {machine['broken']}", "reinstall torch", True
+        problems.append((f"torch cannot be imported: {machine['broken']}", "reinstall torch", True))
     for disk in machine["disks"]:
         remedy, free = REMEDIES[disk["what"]], disk["free"]
         where = f"{disk['path']} ({disk['what']})"
         if not disk["writable"]:
-            yield f"not writable: {where}", remedy.format("a writable folder"), True
+            problems.append((f"not writable: {where}", remedy.format("a writable folder"), True))
         elif free < LOW_DISK:
             remedy = f"free up space, or {remedy.format('a folder with more space')}"
-            yield f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK
+            problems.append((f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK))
     processor, free = machine["processor"], machine["memory"]["free"]
     threads, load, quota = processor["threads"], processor["load"], processor["quota"]
     cores = processor["allowed"]
@@ -231,17 +226,21 @@ def list_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
         cores = max(1, min(cores, ceil(quota)))
     if threads is not None and threads > cores:
         what = f"torch uses {threads} threads, and this process may use {cores} of the cores"
-        yield f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False
+        problems.append(
+            (f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False)
+        )
     if threads == 1 < cores:
         text = f"torch uses one thread, and this process may use {cores} cores"
-        yield text, "unset OMP_NUM_THREADS", False
+        problems.append((text, "unset OMP_NUM_THREADS", False))
     if load is not None and load > processor["cores"] + BUSY_CORES:
         what = f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and"
         remedy = "wait for other processes, or stop them"
-        yield f"{what} speeds measured here are too low", remedy, False
+        problems.append((f"{what} speeds measured here are too low", remedy, False))
     if free is not None and free < LOW_MEMORY:
         remedy = "close other programs; `vitrail plan MODEL` reports what a training run needs"
-        yield f"{free / MIB:,.0f} MiB of memory free", remedy, False
+        problems.append((f"{free / MIB:,.0f} MiB of memory free", remedy, False))
+    rows = [{"what": what, "remedy": remedy, "fatal": fatal} for what, remedy, fatal in problems]
+    return sorted(rows, key=lambda problem: not problem["fatal"])
 
 
 def measure_speeds(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> Speeds:
