@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from weights import TOLERANCE, randomize, relative
 
-from tiny_runs import write_folder
-from vitrail import CheckpointError, Preprocessing, load, save
+from tiny_runs import equal, write_folder
+from vitrail import CheckpointError, load, save
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
 from vitrail.checkpoints.load import read_foreign
 from vitrail.checkpoints.rules import substitute
 from vitrail.cli import main
-from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
@@ -29,7 +28,23 @@ GATED, GELU = {"use_gated_mlp": True, "hidden_act": "silu"}, {"hidden_act": "gel
 # class of transformers, changes of its config, model type that we write
 KINDS = {
     "ViT": ("ViTModel", {}, "vit"),
-    "ViT classifier": ("ViTForImageClassification", LABELS, "vit"),
+    "ViT, small pooler": ("ViTModel", {"pooler_output_size": 20}, "vit"),
+    "ViT, masked": ("ViTForMaskedImageModeling", {}, "vit"),
+    **{
+        f"ViT classifier{name}": ("ViTForImageClassification", LABELS | changes, "vit")
+        for name, changes in {
+            "": {},
+            ", no qkv bias": {"qkv_bias": False},
+            ", tanh": {"hidden_act": "gelu_new", "layer_norm_eps": 1e-6},
+            ", fast tanh": {"hidden_act": "gelu_fast"},
+            ", gray": {"num_channels": 1},
+            ", not square": {"image_size": (16, 24)},
+            ", oblong patches": {"image_size": (16, 24), "patch_size": (4, 8)},
+            ", one class": {"num_labels": 1},
+            ", two classes": {"num_labels": 2},
+            ", eight heads": {"num_attention_heads": 8},
+        }.items()
+    },
     "DeiT": ("DeiTModel", {}, "deit"),
     "DeiT classifier": ("DeiTForImageClassification", LABELS, "deit"),
     "DeiT with teacher": ("DeiTForImageClassificationWithTeacher", LABELS, "deit"),
@@ -43,6 +58,11 @@ KINDS = {
     "DINOv2, SwiGLU": ("Dinov2Model", {"use_swiglu_ffn": True}, "dinov2"),
     "DINOv2 classifier": ("Dinov2ForImageClassification", LABELS, "dinov2"),
     "DINOv2 with registers": ("Dinov2WithRegistersModel", REGISTERS, "dinov2_with_registers"),
+    "DINOv2 with registers, SwiGLU": (
+        "Dinov2WithRegistersModel",
+        REGISTERS4 | {"use_swiglu_ffn": True},
+        "dinov2_with_registers",
+    ),
     "DINOv3": ("DINOv3ViTModel", REGISTERS, "dinov3_vit"),
     "DINOv3, SwiGLU": ("DINOv3ViTModel", GATED, "dinov3_vit"),
     "DINOv3, key bias": ("DINOv3ViTModel", {"key_bias": True, "rope_theta": 50.0}, "dinov3_vit"),
@@ -111,7 +131,7 @@ def exact_positions(table, size, *, antialias):
 def their_output(theirs, images, num_classes):
     """Their logits, or the features that correspond to ours."""
     kind = type(theirs).__name__
-    options = {"interpolate_pos_encoding": True}
+    options = {"interpolate_pos_encoding": images.shape[2] == images.shape[3]}
     if "DINOv3" in kind or "Dinov2" in kind:  # always
         options = {}
     if num_classes:
@@ -126,13 +146,16 @@ def their_output(theirs, images, num_classes):
 
 @torch.no_grad()
 def check_equal(ours, theirs):
-    """Features or logits agree at the native and another size, in float32 and float64."""
+    """Features or logits agree at the native and other sizes, in float32 and float64."""
+    sizes = [(32, 32), (48, 48), (24, 24)]
+    if isinstance(ours.config.image_size, tuple):
+        sizes = [ours.config.image_size]  # theirs cannot interpolate oblong grids
     for dtype in TOLERANCE:
         ours, theirs = ours.to(dtype), theirs.to(dtype)
         rope = getattr(theirs, "rope_embeddings", None)
         if rope is not None and dtype == torch.float64:
             rope.forward = exact_rotation(rope)
-        for size in ((32, 32), (48, 48), (24, 24)):
+        for size in sizes:
             images = torch.randn(2, ours.config.channels, *size).to(dtype)
             with pytest.MonkeyPatch.context() as patch:
                 if "Dinov2" in type(theirs).__name__ and dtype == torch.float64:
@@ -154,9 +177,12 @@ def test_transformers_models_round_trip(kind, tmp_path):
     ours = load(tmp_path / "theirs", log=lambda line: None)
     check_equal(ours, theirs)
     save(ours, tmp_path / "ours", "huggingface")
-    reread = load(tmp_path / "ours")
-    assert reread.config == ours.config
-    assert all(map(torch.equal, reread.state_dict().values(), ours.state_dict().values()))
+    (tmp_path / "theirs" / "model.safetensors").unlink()
+    torch.save(theirs.state_dict(), tmp_path / "theirs" / "pytorch_model.bin")  # has other names
+    for folder in ("ours", "theirs"):
+        reread = load(tmp_path / folder, log=lambda line: None)
+        assert reread.config == ours.config
+        assert equal(reread.state_dict(), ours.state_dict())
     written = "AutoModelForImageClassification" if ours.config.num_classes else "AutoModel"
     options = {}
     if ours.config.num_classes == 0 and KINDS[kind][2] in ("vit", "deit", "ijepa"):
@@ -299,58 +325,6 @@ def test_separate_norm_of_dinov3s_class_token_is_rejected(tmp_path):
         load(tmp_path / "model.pth")
 
 
-HALF = ((0.5,) * 3, (0.5,) * 3)
-IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
-CLIP_STATISTICS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-STATISTICS = {"image_mean": list(IMAGENET_MEAN), "image_std": list(IMAGENET_STD)}
-DINOV2 = STATISTICS | {"size": {"shortest_edge": 256}}  # of facebook/dinov2-base; BiT's class
-MAE = STATISTICS | {"resample": 3}
-PROCESSORS = {  # kind: class of the processor, arguments, resize, size before the crop, …
-    "ViT": ("ViTImageProcessor", {}, "direct", None, "bilinear", HALF),
-    "DeiT": ("DeiTImageProcessor", {}, "direct", (256, 256), "bicubic", HALF),
-    "MSN": ("ViTImageProcessor", {}, "direct", None, "bilinear", HALF),
-    "MAE": ("ViTImageProcessor", MAE, "direct", None, "bicubic", IMAGENET),
-    "I-JEPA": ("ViTImageProcessor", MAE, "direct", None, "bicubic", IMAGENET),
-    "DINOv2": ("BitImageProcessor", DINOV2, "short-side", (256, 256), "bicubic", IMAGENET),
-    "DINOv3": ("DINOv3ViTImageProcessor", {}, "direct", None, "bilinear", IMAGENET),
-    "CLIP": ("CLIPImageProcessor", {}, "short-side", (224, 224), "bicubic", CLIP_STATISTICS),
-    "full SigLIP": ("SiglipImageProcessor", {}, "direct", None, "bicubic", HALF),
-}
-
-
-@pytest.mark.parametrize("kind", PROCESSORS)
-def test_preprocessing_of_transformers_is_read(kind, tmp_path):
-    name, arguments, resize, before, interpolation, (mean, std) = PROCESSORS[kind]
-    transformers_model(kind).save_pretrained(tmp_path)
-    getattr(transformers, name)(**arguments).save_pretrained(tmp_path)
-    metadata = load(tmp_path, log=lambda line: None).metadata
-    assert not metadata.assumes_preprocessing
-    how = {"resize": resize, "resize_to": before, "interpolation": interpolation}
-    assert metadata.preprocessing == Preprocessing(size=(224, 224), **how, mean=mean, std=std)
-
-
-@pytest.mark.parametrize(
-    ("name", "statistics"),
-    [
-        ("vit_base_patch16_clip_224.openai", CLIP_STATISTICS),
-        ("vit_base_patch16_siglip_224.v2_webli", HALF),
-        ("vit_small_patch16_dinov3.lvd1689m", IMAGENET),
-        ("vit_small_patch14_dinov2.lvd142m", IMAGENET),
-    ],
-)
-def test_preprocessing_of_timm_is_read(name, statistics, tmp_path):
-    theirs = save_timm(name, {"embed_dim": 32, "depth": 1, "num_heads": 4}, tmp_path)
-    preprocessing = load(tmp_path, log=lambda line: None).metadata.preprocessing
-    expected = timm.data.resolve_data_config(theirs.pretrained_cfg)
-    assert (preprocessing.mean, preprocessing.std) == (expected["mean"], expected["std"])
-    assert (preprocessing.mean, preprocessing.std) == statistics
-    assert preprocessing.interpolation == expected["interpolation"] == "bicubic"
-    assert preprocessing.size == expected["input_size"][1:]
-    before = preprocessing.resize_to or preprocessing.size
-    assert before[0] == int(preprocessing.size[0] / expected["crop_pct"])
-    assert (preprocessing.resize == "direct") == (expected["crop_mode"] == "squash")
-
-
 # Published image towers, built on the meta device by their library and read here.
 def sizes_of(row):
     """The configuration of transformers: width, depth, MLP width, heads, image and patch size."""
@@ -421,16 +395,16 @@ UNSUPPORTED = {  # class of transformers: config, what the error says
     "Siglip2VisionModel": ({**TEXT, "num_patches": 16}, "NaFlex.*fixed resolution"),
 }
 ONE_BLOCK = {"depth": 1, "embed_dim": 32, "num_heads": 2}
-UNSUPPORTED_TIMM = {  # name in timm: its sizes, what the error says
-    "swin_tiny_patch4_window7_224": (
-        {"embed_dim": 24, "depths": (1,) * 4, "num_heads": (1,) * 4},
-        "windowed",
-    ),
-    "hiera_tiny_224": ({"embed_dim": 16, "stages": (1,) * 4}, "hierarchical"),
-    "mvitv2_tiny": ({}, "hierarchical"),
-    "pvt_v2_b0": ({}, "hierarchical"),
-    "samvit_base_patch16": (ONE_BLOCK, "windowed"),
-    "naflexvit_base_patch16_siglip": (ONE_BLOCK, "NaFlex.*fixed resolution"),
+SWIN = {"embed_dim": 24, "depths": (1,) * 4, "num_heads": (1,) * 4}
+HIERA = {"embed_dim": 16, "stages": (1,) * 4}
+SAM = ONE_BLOCK | {"num_classes": 0, "use_rel_pos": True}
+UNSUPPORTED_TIMM = {  # name in timm: its sizes, what the error says of a folder and of weights
+    "swin_tiny_patch4_window7_224": (SWIN, "windowed", "unknown checkpoint format"),
+    "hiera_tiny_224": (HIERA, "hierarchical", "several widths"),
+    "mvitv2_tiny": ({}, "hierarchical", None),
+    "pvt_v2_b0": ({}, "hierarchical", None),
+    "samvit_base_patch16": (SAM, "windowed", "relative positions"),
+    "naflexvit_base_patch16_siglip": (ONE_BLOCK, "NaFlex.*fixed resolution", None),
 }
 
 
@@ -450,24 +424,13 @@ def one_line_error(path, message):
 
 @pytest.mark.parametrize("name", UNSUPPORTED_TIMM)
 def test_unsupported_models_of_timm_get_one_line(name, tmp_path):
-    small, reason = UNSUPPORTED_TIMM[name]
-    timm.models.save_for_hf(timm.create_model(name, **small), tmp_path, model_args=small)
-    one_line_error(tmp_path, f"timm model {name}.*{reason}")
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("hiera_tiny_224", "several widths"),
-        ("samvit_base_patch16", "relative positions"),
-        ("swin_tiny_patch4_window7_224", "unknown checkpoint format"),
-    ],
-)
-def test_unsupported_state_dicts_get_one_line(name, reason, tmp_path):
-    more = {"num_classes": 0, "use_rel_pos": True} if "sam" in name else {}
-    theirs = timm.create_model(name, **UNSUPPORTED_TIMM[name][0], **more)
-    torch.save(theirs.state_dict(), tmp_path / "model.pth")
-    one_line_error(tmp_path / "model.pth", reason)
+    small, reason, reason_for_weights = UNSUPPORTED_TIMM[name]
+    theirs = timm.create_model(name, **small)
+    timm.models.save_for_hf(theirs, tmp_path / "folder", model_args=small)
+    one_line_error(tmp_path / "folder", f"timm model {name}.*{reason}")
+    if reason_for_weights:
+        torch.save(theirs.state_dict(), tmp_path / "model.pth")
+        one_line_error(tmp_path / "model.pth", reason_for_weights)
 
 
 @pytest.mark.parametrize("kind", ["DINOv3", "SigLIP", "CLIP"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitrail import create
 from vitrail.checkpoints.load import table_for
 from vitrail.checkpoints.rules import write
+from vitrail.models.config import pair
 from vitrail.models.vit import Model
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest logit
@@ -40,15 +41,16 @@ def random_model(name: str, **changes: Any) -> Model:
 
 @torch.no_grad()
 def difference(
-    ours: nn.Module,
+    ours: Model,
     theirs: nn.Module,
     *,
-    size: tuple[int, int] = (224, 224),
+    size: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float32,
     call: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__,
 ) -> float:
-    """max |ours - theirs| / max |theirs|, for the outputs of two random images."""
-    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    """max |ours - theirs| / max |theirs|, for the outputs of two images of the model's size."""
+    shape = (2, ours.config.channels, *(size or pair(ours.config.image_size)))
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = call(theirs.to(dtype).eval(), images)
     return relative(ours.to(dtype)(images), expected)
 
