@@ -23,6 +23,7 @@ from tiny_runs import (
     write_colors,
     write_folder,
 )
+from vitrail.cli import main
 from vitrail.data.preprocessing import Mixing
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.models.registry import configuration
@@ -389,3 +390,43 @@ def test_broken_images_are_skipped_unless_strict(tmp_path):
     assert "red/" in (tmp_path / "run" / "report.html").read_text()
     with pytest.raises(DataError, match=r"red/\d\.png"):
         tiny_run(tmp_path / "set", tmp_path / "strict", steps=20, strict=True)
+
+
+@pytest.mark.parametrize("command", ["train", "finetune"])
+def test_unreadable_images_are_named_once_in_the_terminal(command, start, tmp_path, capsys):
+    write_folder(tmp_path / "set" / "train", count=4)
+    write_folder(tmp_path / "set" / "test", count=2)
+    options = ["--steps=12", "--batch-size=4", "--machine.workers=0"]
+    options += [f"--from={start}"] if command == "finetune" else ["--model.name=ViT-Mu/4"]
+
+    def notes(name):
+        """Return what follows `note:`; the probe, the training and the evaluation skip images."""
+        run = [command, str(tmp_path / "set"), f"--out={tmp_path / name}", *options]
+        assert main(run) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if "could not be read" in line]
+
+    (tmp_path / "set" / "test" / "red" / "0.png").write_bytes(b"no image")
+    (line,) = notes("one")
+    assert line.startswith("note: 1 of 18 images could not be read and was skipped: test/red/0.png")
+    assert line.endswith(")")
+    for name in ("1.png", "2.png", "bad\x1b[31m\r\nname.png"):
+        (tmp_path / "set" / "train" / "blue" / name).write_bytes(b"no image")
+    (line,) = notes("several")
+    assert line.startswith("note: 4 of 19 images could not be read and were skipped: ")
+    assert line.endswith(") and 1 more")
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("search", [(), ("--search",)])
+@pytest.mark.parametrize(
+    "reference", ["gone/model.npz", "builtin:vit-photo", "hf:a/b/c", "ViT-B/61", "ViT-B/16"]
+)
+def test_reference_is_checked_before_the_data_is_read(reference, search, tmp_path, capsys):
+    with pytest.raises(VitrailError) as expected:
+        vitrail.load(reference)
+    out = tmp_path / "run"
+    options = ["--from", reference, "--out", str(out), *search]
+    assert main(["finetune", str(tmp_path / "no data"), *options]) == 2
+    assert capsys.readouterr().err == f"vitrail: {expected.value}\n"
+    assert not out.exists()

@@ -61,7 +61,7 @@ from vitrail.training.data_module import (
     open_splits,
     subsample,
 )
-from vitrail.training.model_init import build_model
+from vitrail.training.model_init import build_model, check_reference
 from vitrail.training.optim import all_but_attention_patterns
 from vitrail.training.recipes import BUNDLE, clear_run, read_recipe, write_run
 from vitrail.training.trainer import check_folder, run
@@ -152,6 +152,7 @@ class Search:
             if part not in self.computed:
                 model, samples = self.model.to(self.device), self.parts[part]
                 self.computed[part] = features_of(model, samples, progress=progress, **options)
+                self.splits.skipped.update(self.computed[part].skipped)
         together = [self.computed[part] for part in parts]
         values = np.concatenate([features.values for features in together])
         labels = np.concatenate([features.labels for features in together])
@@ -240,7 +241,10 @@ class Search:
             out=folder or self.trial_folder(name, value),
             settings=settings,
             splits=DataSplits(
-                reference=self.config.data, train=train, held_out={split: self.parts[split]}
+                reference=self.config.data,
+                train=train,
+                held_out={split: self.parts[split]},
+                skipped=self.splits.skipped,
             ),
             resume=folder is not None and has_state(folder),  # it was stopped
             overwrite=True,
@@ -371,6 +375,9 @@ class Search:
             )
             for name, samples in self.splits.held_out.items()
         }
+        for outcome in outcomes.values():
+            self.splits.skipped.update(outcome.skipped)
+        self.splits.log_skipped(self.log)
         accuracies = {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
         save(model.to("cpu"), config.out, provenance=provenance | accuracies)
         return outcomes
@@ -455,6 +462,8 @@ def search(
             raise ConfigError(
                 f"the search compares complete runs of classifiers; leave out {name}={value!r}"
             )
+    if config.start:
+        check_reference(config.start)  # before the data is read
     config = replace(config, settings=replace(settings, dev=None))  # for the final run
 
     def write(result: SearchResult) -> SearchResult:

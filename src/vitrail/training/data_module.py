@@ -38,6 +38,7 @@ DEV_FRACTION_LARGE = 0.01
 TASK_KEYS = {"data": str, "name": str, "group": str, "train": str, "test": str, "vary": bool}
 ABSOLUTE = ("builtin:", "hf:", "~")  # data references that are not relative to the tasks file
 MIN_TASK_IMAGES = 5
+NAMED_SKIPPED = 3  # unreadable images in the log; the report of a run lists all
 FIT_FRACTION = 0.8  # of the images drawn from a task, to train on while choosing
 
 
@@ -49,6 +50,19 @@ class DataSplits:
     train: ImageDataset
     held_out: dict[str, ImageDataset]  # by split; the first is evaluated during training
     notes: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)  # unreadable images so far, and why
+
+    def log_skipped(self, log: Callable[[str], None]) -> None:
+        """Log the unreadable images in one line; all processes call this, and have all of them."""
+        for skipped in distributed.all_gather_object(self.skipped):
+            self.skipped.update(skipped)
+        if count := len(self.skipped):
+            total = len(self.train) + sum(map(len, self.held_out.values()))
+            names = [f"{name} ({reason})" for name, reason in self.skipped.items()]
+            log(
+                f"note: {count:,} of {total:,} images could not be read and "
+                f"{'was' if count == 1 else 'were'} skipped: {comma_list(names, NAMED_SKIPPED)}"
+            )
 
 
 def reference_of(data: Any) -> tuple[str, dict[str, ImageDataset] | None]:
@@ -200,6 +214,7 @@ class BatchStream:
         schedule: Schedule,
         *,
         full_size: bool = False,  # at every step, whatever the schedule's image size
+        skipped: dict[str, str] | None = None,  # gets the unreadable images, and why
     ) -> None:
         self.dataset, self.preprocessing, self.augmentation = dataset, preprocessing, augmentation
         self.channels, self.schedule, self.full_size = channels, schedule, full_size
@@ -212,7 +227,7 @@ class BatchStream:
                     "leave it out"
                 )
             self.probabilities = balanced_probabilities(labels, balance)
-        self.skipped: dict[str, str] = {}  # unreadable images, and why
+        self.skipped = {} if skipped is None else skipped
         self.running: Iterator[Batch] = iter(())
         self.restart()
 

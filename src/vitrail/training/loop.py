@@ -272,13 +272,15 @@ class Evaluator:
 
     def evaluate(self, split: str, image_size: int | None = None) -> EvaluationResult:
         with self.evaluating():
-            return quick_evaluate(
+            result = quick_evaluate(
                 self.objective.logits,  # pyright: ignore[reportArgumentType]
                 self.splits.held_out[split],
                 at_size(self.preprocessing, image_size),
                 loss=self.settings.loss.kind or "softmax",
                 **self.loader_options,
             )
+        self.splits.skipped.update(result.skipped)
+        return result
 
     def masked_loss(self, split: str) -> float:
         """Return the mean masked patch loss, with the same masks every time.
@@ -294,9 +296,10 @@ class Evaluator:
         def add(loss: Tensor, batch: Batch) -> None:
             total.add_(torch.tensor([float(loss) * len(batch.images), len(batch.images)]))
 
-        samples = self.splits.held_out[split]
+        samples, options = self.splits.held_out[split], self.loader_options
         with self.evaluating():
-            run_inference(predict, samples, self.preprocessing, add, **self.loader_options)
+            skipped = run_inference(predict, samples, self.preprocessing, add, **options)
+        self.splits.skipped.update(skipped)
         summed, images = distributed.all_reduce_sum(total).tolist()
         return summed / max(1.0, images)
 

@@ -6,10 +6,11 @@ the first steps do not distort the features to make up for a bad head. The probe
 to beat: a run that ends below it on held-out images returns the probe instead.
 """
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,9 +21,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vitrail import distributed
-from vitrail.checkpoints import builtin
+from vitrail.checkpoints import builtin, hub
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.load import HEADS, REGULARIZATION, load, with_head
+from vitrail.checkpoints.load import HEADS, REGULARIZATION, load, open_reference, with_head
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.datasets import ImageDataset
 from vitrail.data.preprocessing import Preprocessing, preset
@@ -153,6 +154,16 @@ def build_model(
     return model, auto
 
 
+def check_reference(reference: str) -> None:
+    """Raise if there can be no such model, as loading it would; nothing is read or downloaded."""
+    if reference.startswith(hub.PREFIX):
+        hub.parse(reference)
+    elif reference.startswith(builtin.PREFIX):
+        builtin.find(reference)
+    elif not os.path.exists(reference):
+        open_reference(reference)
+
+
 def load_pretrained(
     start: str, settings: Settings, num_classes: int, log: Callable[[str], None]
 ) -> Model:
@@ -191,6 +202,7 @@ class ProbeHead:
     loss: float = 0.0  # on dev
     images: int = 0  # in dev
     balanced: bool = False
+    skipped: dict[str, str] = field(default_factory=dict)  # unreadable images; not saved
 
     def beats(self, tuned: EvaluationResult) -> bool:
         """Return whether the probe is better on dev than the fine-tuned model; loss breaks ties."""
@@ -250,6 +262,7 @@ def probe_init(
         progress=callback.on_progress,
     )
     set_weights(model, probe.init)
+    splits.skipped.update(probe.skipped)
     if probe.dev:
         metric = "balanced accuracy" if probe.balanced else "accuracy"
         accuracy = f"{percent(probe.accuracy)} (n={probe.images:,})"
@@ -278,7 +291,7 @@ def fit_probe_head(
     probe = path.probes[path.best]
     init = head_weights(model, *probe.linear(), path.scale, prior)
     if dev is None:
-        return ProbeHead(init=init, final=init)
+        return ProbeHead(init=init, final=init, skipped=features.skipped)
     held_out = features_of(model, dev, **options)
     logits = path.scale * probe.scores(held_out.values)
     logits = logits if prior is None else logits - prior
@@ -302,6 +315,7 @@ def fit_probe_head(
         loss=float(F.cross_entropy(logits, labels)),
         images=len(held_out),
         balanced=prior is not None,
+        skipped=features.skipped | held_out.skipped,
     )
 
 

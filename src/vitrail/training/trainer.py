@@ -64,6 +64,7 @@ from vitrail.training.memory import describe_trainable, memory_options
 from vitrail.training.model_init import (
     PROBE_HEAD,
     build_model,
+    check_reference,
     load_pretrained,
     probe_init,
     set_weights,
@@ -155,6 +156,8 @@ def run(
             f"lora={config.settings.lora} adapts a pre-trained model, and none is given; use "
             "`vitrail finetune` with --from (in Python start=)"
         )
+    for reference in filter(None, (config.start, config.settings.loss.teacher)):
+        check_reference(reference)  # before the data is read
     device = distributed.init(config.settings.machine.device)
     try:
         if distributed.is_restart() and has_state(config.out):
@@ -267,6 +270,7 @@ class Trainer:
             model.config.channels,
             schedule,
             full_size=self.teacher is not None,
+            skipped=splits.skipped,
         )
         self.prepare = batch_preparation(
             preprocessing,
@@ -345,6 +349,7 @@ class Trainer:
             outcomes = self.finish() if finished else {}
             if not finished:
                 self.save_checkpoint()
+                self.splits.log_skipped(self.callback.log)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not any(message in str(error) for message in OOM_MESSAGES):
                 raise
@@ -543,6 +548,7 @@ class Trainer:
         if self.settings.loss.logit_adjustment or self.settings.balance:
             each = [f"{name} {percent(o.balanced_accuracy)}" for name, o in outcomes.items()]
             self.callback.log(f"balanced accuracy: {', '.join(each)}")
+        self.splits.log_skipped(self.callback.log)
         self.write_bundle(outcomes)
         if distributed.is_main():
             self.write_report(outcomes)
@@ -628,7 +634,7 @@ class Trainer:
             class_names=train.classes,
             settings=recipes.to_toml(self.settings),
             timings=self.timings,
-            skipped=self.batches.skipped,
+            skipped=self.splits.skipped,
             next_steps=[
                 shell_command("evaluate", folder, data, "--out", folder / "evaluation"),
                 shell_command("inspect", folder, "--out", folder / "inspection"),
