@@ -13,8 +13,10 @@ from torch.testing import assert_close
 
 import parallel_worker as worker
 from parallel_worker import HALF, MODELS, RESUMED, SETUPS, STEPS
+from processes import in_two_processes
 from vitrail import distributed
 from vitrail.errors import ConfigError
+from vitrail.training import optim
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +108,36 @@ def test_collectives_failed_save_and_no_warnings(two):
     assert "\n" not in first
     assert two["warnings"] == []
     assert "Warning" not in two["stderr"]
+
+
+MATRICES = [(24, 8), (8, 8), (8, 8), (8, 32), (32, 8), (8, 8), (8, 8), (1, 7)]
+
+
+def orthogonalize_together(path: str) -> int:
+    """Save the updates of a rank, and the shapes of the batches that it has computed."""
+    distributed.init("cpu")
+    generator, batches = torch.Generator().manual_seed(0), []
+    matrices = [torch.randn(shape, generator=generator) for shape in MATRICES]
+    compute = optim.newton_schulz
+    optim.newton_schulz = lambda x: batches.append(tuple(x.shape)) or compute(x)
+    results = [optim.orthogonalize(matrices), tuple(batches), optim.orthogonalize(matrices[:1])]
+    torch.save(results, f"{path}-{distributed.rank()}.pt")
+    distributed.shutdown()
+    return 0
+
+
+def test_processes_share_the_work_of_muon(tmp_path):
+    in_two_processes(tmp_path, orthogonalize_together, str(tmp_path / "muon"))
+    parts = [torch.load(tmp_path / f"muon-{rank}.pt") for rank in (0, 1)]
+    (updates, first, one), (others, second, other) = parts
+    assert_close(updates, others, rtol=0, atol=0)
+    assert_close(one, other, rtol=0, atol=0)  # fewer matrices than processes
+    assert sorted(first) == [(1, 8, 24), (1, 8, 32), (2, 8, 8)]
+    assert sorted(second) == [(1, 1, 7), (1, 8, 32), (2, 8, 8)]
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(shape, generator=generator) for shape in MATRICES]
+    assert_close(updates, optim.orthogonalize(matrices), rtol=1e-6, atol=1e-6)
+    assert_close(one, updates[:1], rtol=1e-6, atol=1e-6)
 
 
 # One process

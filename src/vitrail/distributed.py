@@ -210,6 +210,17 @@ def broadcast_object(value: Any) -> Any:
     return values[0]
 
 
+def broadcast_tensors(tensors: list[Tensor], source: int) -> list[Tensor]:
+    """Return the float32 tensors of one rank, in one message; others pass some of their shapes."""
+    sizes = [tensor.numel() for tensor in tensors]
+    if rank() == source:
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+    else:
+        flat = torch.empty(sum(sizes), device=tensors[0].device)
+    dist.broadcast(flat, src=source)
+    return [part.view_as(t) for part, t in zip(flat.split(sizes), tensors, strict=True)]
+
+
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     """Return the total gradient norm, and scale the gradients down to `max_norm` if given."""
     trained = [parameter for parameter in parameters if parameter.grad is not None]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from vitrail import distributed
 from vitrail.checkpoints.load import HEADS
 from vitrail.data.loader import start_pool
 from vitrail.distributed import distribute_like, full_tensor
@@ -356,10 +357,14 @@ def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
     """Return the orthogonalized matrices, scaled by their shape.
 
     Those of one shape, or of its transpose, are a batch; on a CPU each core takes a share of it.
+    Processes have the same matrices: each takes its turn, from the largest to the smallest.
     """
+    processes = distributed.world_size()
+    order = sorted(range(len(matrices)), key=lambda i: sorted(matrices[i].shape), reverse=True)
+    turns = [order[rank::processes] for rank in range(processes)]
     by_shape: dict[tuple[int, ...], list[int]] = {}
-    for index, matrix in enumerate(matrices):
-        by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(index)
+    for index in turns[distributed.rank()]:
+        by_shape.setdefault(tuple(sorted(matrices[index].shape)), []).append(index)
     if not all(type(m) is Tensor and m.is_cpu and m.numel() <= SMALL_MATRIX for m in matrices):
         cores = 1  # all cores work on one product after the other; or tensors are fake
     jobs = [same[start::cores] for same in by_shape.values() for start in range(cores)]
@@ -376,6 +381,12 @@ def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
             rows, columns = matrices[index].shape
             scale = (rows / columns) ** 0.5
             updates[index] = update.mT * scale if rows > columns else update
+    # CPU time of two gloo processes, relative to each computing all: 0.52 at width 384, 0.8 at 48.
+    for rank, turn in enumerate(turns):
+        if processes > 1 and turn:
+            shared = distributed.broadcast_tensors([updates[index] for index in turn], rank)
+            for index, update in zip(turn, shared, strict=True):
+                updates[index] = update
     return updates
 
 
