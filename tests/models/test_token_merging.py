@@ -119,53 +119,6 @@ def test_disabling_merge_restores_logits_exactly(config, tiny, tmp_path):
     assert load(tmp_path / "bundle").merge == 0
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_merging_duplicates_is_exact(config, pool):
-    model = random_model(config.change(position="none", **POOLS[pool])).float()
-    kinds = torch.randn(2, 3, 4, 4)
-    which = torch.randint(2, (3, 6, 7), generator=torch.Generator().manual_seed(0))
-    two_kinds = kinds[which].permute(0, 3, 1, 4, 2, 5).reshape(3, 3, 24, 28)
-    plain = torch.randn(2, 3, 1, 1).expand(2, 3, 24, 28)
-    for images, numbers in ((plain, (1, 7, 999)), (two_kinds, (6,))):
-        model.merge = 0
-        expected = model(images)
-        for model.merge in numbers:
-            torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "left"), [(0, [42, 42, 42]), (5, [37, 32, 27]), (30, [21, 11, 6])]
-)
-def test_number_of_tokens_per_block(config, pairs, left):
-    model = random_model(config.change(pool="mean", registers=2))
-    counts = []
-    for block in model.encoder.blocks:
-        block.mlp.register_forward_hook(lambda mlp, inputs, out: counts.append(inputs[0].shape[1]))
-    model.merge = pairs
-    model(make_images())
-    assert counts == [2 + count for count in left]
-
-
-def test_prefix_tokens_are_never_merged(config):
-    model = random_model(config.change(distillation=True, registers=2))
-    model.merge, model.head_tokens = 999, None
-    tokens, sizes = model.run_encoder(*model.prepare_tokens(make_images()))
-    assert tokens.shape[:2] == sizes.shape == (3, 4 + 6)
-    assert sizes[:, :4].eq(1).all()
-    assert sizes[:, 4:].sum(dim=1).eq(42).all()
-
-
-@pytest.mark.parametrize("pool", ["cls", "distillation"])
-def test_computing_only_head_tokens_is_exact(config, pool):
-    model, images, outputs = random_model(config.change(**POOLS[pool])), make_images(), []
-    model.encoder.blocks[-1].mlp.register_forward_hook(lambda mlp, inputs, out: outputs.append(out))
-    model.merge = 5
-    expected = model(images)
-    assert outputs[0].shape[1] == model.head_tokens
-    model.head_tokens = None
-    torch.testing.assert_close(model(images), expected, atol=1e-10, rtol=1e-8)
-
-
 def test_gradients_match_reference_implementation(config):
     model, image = random_model(config.change(pool="mean")), make_images(1).requires_grad_()
     (expected,) = torch.autograd.grad(reference_logits(model, image[0], 5)[0], image)

@@ -1,4 +1,4 @@
-"""The Vision Transformer and its parts against straightforward implementations."""
+"""The Vision Transformer and its parts."""
 
 import pytest
 import torch
@@ -7,10 +7,8 @@ import torch.nn.functional as F
 import tiny_models
 from vitrail import ConfigError, VisionTransformer, create
 from vitrail.models.attention import SelfAttention
-from vitrail.models.config import NUMERICS
 from vitrail.models.encoder import Branch, drop_path
 from vitrail.models.init import initialize
-from vitrail.models.resnet import StandardizedConv2d, pad_same
 from vitrail.models.vit import build
 
 
@@ -18,62 +16,17 @@ def random_model(config):
     return tiny_models.random_model(config).double()
 
 
-def reference_vit(model, images):
-    """Equations 1 to 4, one image, one head and one patch at a time."""
-    config, state = model.config, model.state_dict()
-    size, logits = config.patch_size, []
-    for image in images:
-        rows = range(0, image.shape[1], size)
-        columns = range(0, image.shape[2], size)
-        patches = [image[:, y : y + size, x : x + size].flatten() for y in rows for x in columns]
-        projection = state["stem.projection.weight"].flatten(1)
-        tokens = torch.stack([projection @ patch for patch in patches])
-        tokens = tokens + state["stem.projection.bias"]
-        tokens = torch.cat([state["cls_token"], tokens]) + state["position.table"]
-        for index in range(config.depth):
-            tokens = reference_block(f"encoder.blocks.{index}.", state, tokens, config)
-        last = reference_norm(tokens, state, "encoder.norm.", config)[0]
-        logits.append(state["head.weight"] @ last + state["head.bias"])
-    return torch.stack(logits)
-
-
-def reference_block(name, state, tokens, config):
-    normed = reference_norm(tokens, state, name + "norm1.", config)
-    qkv = normed @ state[name + "attention.qkv.weight"].T + state[name + "attention.qkv.bias"]
-    query, key, value = qkv.split(config.width, dim=1)
-    heads = []
-    for head in range(config.heads):
-        channels = slice(head * config.head_width, (head + 1) * config.head_width)
-        scores = query[:, channels] @ key[:, channels].T / config.head_width**0.5
-        heads.append(scores.softmax(dim=1) @ value[:, channels])
-    mixed = torch.cat(heads, dim=1) @ state[name + "attention.merge.weight"].T
-    tokens = tokens + mixed + state[name + "attention.merge.bias"]
-    hidden = reference_norm(tokens, state, name + "norm2.", config)
-    hidden = hidden @ state[name + "mlp.fc1.weight"].T + state[name + "mlp.fc1.bias"]
-    curve = (2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)
-    hidden = 0.5 * hidden * (1 + torch.tanh(curve))
-    return tokens + hidden @ state[name + "mlp.fc2.weight"].T + state[name + "mlp.fc2.bias"]
-
-
-def reference_norm(tokens, state, name, config):
-    centered = tokens - tokens.mean(dim=1, keepdim=True)
-    variance = centered.square().mean(dim=1, keepdim=True)
-    normed = centered / (variance + config.numerics.norm_eps).sqrt()
-    return normed * state[name + "weight"] + state[name + "bias"]
-
-
-def test_forward_matches_paper_equations(tiny):
-    model = random_model(tiny)
-    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
-    torch.testing.assert_close(model(images), reference_vit(model, images), atol=1e-10, rtol=1e-10)
+@pytest.fixture
+def images():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=generator)
 
 
 @pytest.mark.parametrize(
     "kind", [{}, {"distillation": True}, {"position": "relative"}, {"qkv_bias": False}]
 )
-def test_computing_only_head_tokens_keeps_logits_and_gradients(tiny, kind):
+def test_computing_only_head_tokens_keeps_logits_and_gradients(images, tiny, kind):
     model = random_model(tiny.change(**kind))
-    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     outcomes = []
     for read in (model.head_tokens, None):
         model.head_tokens = read
@@ -85,20 +38,7 @@ def test_computing_only_head_tokens_keeps_logits_and_gradients(tiny, kind):
         torch.testing.assert_close(short, full, atol=1e-9, rtol=1e-9)
 
 
-def test_prefix_tokens_pooling_and_heads(tiny):
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    assert torch.equal(VisionTransformer(tiny)(images.float()), torch.zeros(2, 3))
-    model = random_model(tiny.change(representation=5))
-    pooled = model.pool(model.encode(images))
-    torch.testing.assert_close(model.features(images), torch.tanh(model.representation(pooled)))
-    model = random_model(tiny.change(pool="mean", registers=2))
-    *_, last = model.layers(images)
-    patches = model.encoder.norm(last)[:, 2:]  # after the norm, without registers
-    torch.testing.assert_close(model.features(images), patches.mean(dim=1))
-    model = random_model(tiny.change(registers=2))
-    tokens = model.tokens(images)[0]
-    torch.testing.assert_close(tokens[0], model.cls_token[0] + model.position.table[0])
-    assert torch.equal(tokens[1:3], model.registers)  # without positions
+def test_logits_are_the_mean_of_class_and_distillation_token(images, tiny):
     model = random_model(tiny.change(distillation=True))
     by_class, by_distillation = model.distillation_logits(images)
     torch.testing.assert_close(model(images), (by_class + by_distillation) / 2)
@@ -144,10 +84,8 @@ def test_each_dropout_affects_the_logits(tiny):
         dropout.eval()
 
 
-def test_stems_match_functional_ops(tiny):
-    model = random_model(tiny.change(stem="conv"))
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    stem = model.stem
+def test_conv_stem_matches_functional_ops(images, tiny):
+    stem = random_model(tiny.change(stem="conv")).stem
     expected = images
     for index in (0, 3):
         expected = F.conv2d(expected, stem.layers[index].weight, stride=2, padding=1)
@@ -156,32 +94,6 @@ def test_stems_match_functional_ops(tiny):
         expected = F.relu(expected)
     expected = F.conv2d(expected, stem.projection.weight, stem.projection.bias)
     torch.testing.assert_close(stem(images), expected.permute(0, 2, 3, 1))
-    model = random_model(tiny.change(patch_size=(2, 4)))
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    projection = model.stem.projection
-    expected = F.conv2d(images, projection.weight, projection.bias, stride=(2, 4))
-    torch.testing.assert_close(model.stem(images), expected.permute(0, 2, 3, 1))
-
-
-def test_swiglu_gates_with_its_first_half(tiny):
-    mlp = random_model(tiny.change(mlp="swiglu")).encoder.blocks[0].mlp
-    tokens = torch.randn(3, 8, dtype=torch.float64)
-    both = mlp.fc1(tokens)
-    torch.testing.assert_close(mlp(tokens), mlp.fc2(F.silu(both[:, :16]) * both[:, 16:]))
-
-
-@pytest.mark.parametrize("name", ["ViT-Mu/4", "Mixer-S/16", "BiT-R50x1"])
-def test_checkpointing_recomputes_blocks(name):
-    small = {"BiT-R50x1": {"blocks": (1, 1)}, "Mixer-S/16": {"depth": 2}}.get(name, {"depth": 2})
-    model = create(name, num_classes=3, image_size=32, **small)
-    first, calls = ("encoder.blocks.0", "blocks.0", "stages.0.0"), []
-    block = next(module for name, module in model.named_modules() if name in first)
-    block.register_forward_pre_hook(lambda *_: calls.append(1))
-    for switch, expected in ((False, 1), (True, 2)):
-        calls.clear()
-        model.checkpointing = switch
-        model(torch.rand(1, 3, 32, 32)).sum().backward()
-        assert len(calls) == expected
 
 
 def test_autocast_keeps_residual_stream_in_float32(tiny):
@@ -232,9 +144,8 @@ def test_forward_pre_hooks_see_unmodified_inputs(tiny, everywhere):
 
 
 @pytest.mark.parametrize("kind", [{}, {"distillation": True}, {"pool": "map"}])
-def test_replaced_qkv_layer_is_called(tiny, kind):
+def test_replaced_qkv_layer_is_called(images, tiny, kind):
     model = random_model(tiny.change(**kind))
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     expected = model(images)
     owner, name = model.encoder.blocks[-1].attention, "qkv"
     if model.config.pool == "map":
@@ -252,9 +163,8 @@ def test_replaced_qkv_layer_is_called(tiny, kind):
     assert not torch.allclose(model(images), expected)
 
 
-def test_attention_map_indices_are_validated(tiny):
+def test_attention_map_indices_are_validated(images, tiny):
     model = random_model(tiny)
-    images = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     (last,) = model.attention_maps(images, layers=[-1], heads=[1])
     *_, every = model.attention_maps(images)
     assert torch.equal(last, every[:, [1]])
@@ -280,27 +190,6 @@ def test_drop_path_and_layer_scale(tiny):
     torch.testing.assert_close(branch(torch.ones(1, 2, 3)), torch.full((1, 2, 3), 0.1))
 
 
-@pytest.mark.parametrize(
-    ("size", "kernel", "edges"), [(224, 7, (2, 3)), (112, 3, (0, 1)), (7, 3, (1, 1))]
-)
-def test_same_padding_matches_tensorflow(size, kernel, edges):
-    padded = pad_same(torch.ones(1, 1, size, size), kernel, 2)
-    assert padded.shape[-1] == size + sum(edges)
-    inside = padded[0, 0, edges[0] : size + edges[0], edges[0] : size + edges[0]]
-    assert inside.all()
-    assert padded.sum() == size * size  # zeros around it
-
-
-@pytest.mark.parametrize("name", ["google", "big_transfer"])
-def test_standardized_kernels_have_mean_0_and_variance_1(name):
-    conv = StandardizedConv2d(4, 6, 3, NUMERICS[name])
-    torch.nn.init.normal_(conv.weight, mean=1, std=0.1)
-    weight = conv.standardized_weight()
-    torch.testing.assert_close(weight.mean(dim=(1, 2, 3)), torch.zeros(6), atol=1e-5, rtol=0)
-    variance = weight.var(dim=(1, 2, 3), correction=0)
-    torch.testing.assert_close(variance, torch.ones(6), atol=1e-3, rtol=0)
-
-
 def test_bfloat16_and_float64_models_run(tiny):
     for kind in ({}, {"position": "sincos-2d"}, {"position": "relative", "registers": 1}):
         for dtype in (torch.bfloat16, torch.float64):
@@ -318,9 +207,8 @@ class SigmoidAttention(SelfAttention):
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean", "position": "relative"}])
-def test_attention_variant_is_used_by_every_path(tiny, changes):
+def test_attention_variant_is_used_by_every_path(images, tiny, changes):
     model = random_model(tiny.change(**changes))
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     softmax = model(images)
     for block in model.encoder.blocks:
         block.attention.__class__ = SigmoidAttention
