@@ -119,6 +119,15 @@ def test_disabling_merge_restores_logits_exactly(config, tiny, tmp_path):
     assert load(tmp_path / "bundle").merge == 0
 
 
+def test_last_block_computes_only_head_tokens(config):
+    model, counts = random_model(config.change(distillation=True)), []
+    mlp = model.encoder.blocks[-1].mlp
+    mlp.register_forward_hook(lambda mlp, inputs, out: counts.append(out.shape[1]))
+    model.merge = 5
+    model(make_images())
+    assert counts == [2]
+
+
 def test_gradients_match_reference_implementation(config):
     model, image = random_model(config.change(pool="mean")), make_images(1).requires_grad_()
     (expected,) = torch.autograd.grad(reference_logits(model, image[0], 5)[0], image)

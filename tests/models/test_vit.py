@@ -9,6 +9,7 @@ from vitrail import ConfigError, VisionTransformer, create
 from vitrail.models.attention import SelfAttention
 from vitrail.models.encoder import Branch, drop_path
 from vitrail.models.init import initialize
+from vitrail.models.resnet import pad_same
 from vitrail.models.vit import build
 
 
@@ -188,6 +189,17 @@ def test_drop_path_and_layer_scale(tiny):
     assert torch.equal(out[:, :1, :1].expand_as(out), out)  # per image, not per value
     branch = Branch(3, scale=0.1, dropout=0.0, drop_path=0.0)
     torch.testing.assert_close(branch(torch.ones(1, 2, 3)), torch.full((1, 2, 3), 0.1))
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "edges"), [(224, 7, (2, 3)), (112, 3, (0, 1)), (7, 3, (1, 1))]
+)
+def test_same_padding_matches_tensorflow(size, kernel, edges):
+    padded = pad_same(torch.ones(1, 1, size, size), kernel, 2)
+    assert padded.shape[-1] == size + sum(edges)
+    inside = padded[0, 0, edges[0] : size + edges[0], edges[0] : size + edges[0]]
+    assert inside.all()
+    assert padded.sum() == size * size  # zeros around it
 
 
 def test_bfloat16_and_float64_models_run(tiny):
