@@ -13,6 +13,7 @@ from test_inspection_page import EVERYTHING, SCATTER, STATS, curves, image_of
 from page_reader import read_page
 from vitrail import DataError
 from vitrail.data.check import DatasetReport, DuplicateGroup, SampleInfo, UnreadableFile
+from vitrail.data.datasets import open_dataset
 from vitrail.data.storage import write_atomic
 from vitrail.evaluation.evaluate import compute_metrics
 from vitrail.evaluation.results import (
@@ -81,6 +82,11 @@ def confused(names, source):
     )
 
 
+@pytest.fixture(scope="module")
+def source():
+    return open_dataset("builtin:sign-digits", "test")
+
+
 @pytest.fixture
 def result(source):
     return confused(source.classes, source)
@@ -90,12 +96,8 @@ def page_of(result, source):
     return evaluation_page(result, source, title="my model", facts=FACTS)
 
 
-def words(text):
-    return " ".join(read_page(text).said)
-
-
 def check_words(text, *expected, missing=()):
-    shown = words(text)
+    shown = " ".join(read_page(text).said)
     assert [word for word in expected if word not in shown] == []
     assert [word for word in missing if word in text] == []
 
