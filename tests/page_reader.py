@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from vitrail.reports.figures import inline_svg
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "input", "link"}
 LOOSE = {"html", "li"}  # may stay open
 REQUESTING = ("src", "href", "xlink:href", "srcset", "action")
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from tiny_runs import Recorder
 from vitrail.checkpoints import builtin
 from vitrail.cli import main
 from vitrail.cli.predict import Serve
@@ -16,7 +17,6 @@ from vitrail.errors import CheckpointError
 from vitrail.serving import server
 from vitrail.training.auto_config import DatasetStats, dataset_stats, suggests_transfer
 from vitrail.training.budget import plan_finetuning
-from vitrail.training.callbacks import Callback
 from vitrail.training.config import ModelSettings, Settings
 
 COLORS = {"red": (200, 40, 30), "green": (40, 180, 60)}
@@ -51,14 +51,6 @@ def photos(tmp_path_factory):
     return folder
 
 
-class Log(Callback):
-    def __init__(self):
-        self.lines = []
-
-    def log(self, line):
-        self.lines.append(line)
-
-
 def test_reference_loads_without_a_head_and_adapts():
     model = vitrail.load("builtin:vit-photos")
     assert model.head is None
@@ -70,9 +62,7 @@ def test_reference_loads_without_a_head_and_adapts():
 
 
 def test_unknown_or_missing_model_is_one_line(monkeypatch, tmp_path):
-    with pytest.raises(
-        CheckpointError, match=r"^unknown built-in model 'builtin:vit'; available: "
-    ):
+    with pytest.raises(CheckpointError, match=r"^unknown built-in model 'builtin:vit'; available"):
         vitrail.load("builtin:vit")
     monkeypatch.setattr(builtin, "FOLDER", tmp_path)
     assert builtin.references() == []
@@ -109,7 +99,7 @@ def test_finetune_and_fewshot_start_from_it(photos, tmp_path, capsys):
 
 
 def test_train_starts_from_it_in_python(photos, tmp_path):
-    log = Log()
+    log = Recorder()
     options = {"start": "builtin:vit-photos", "steps": 1, "callback": log}
     result = vitrail.train(photos, tmp_path / "run", **options)
     assert result.finished
@@ -166,18 +156,12 @@ PHOTOS = DatasetStats(
 
 def test_train_suggests_it_for_few_photographs_only(photos, tmp_path):
     assert suggests_transfer(Settings(), PHOTOS)
-    for change in (
-        {"images": 60_000},
-        {"side": 32},
-        {"photographs": False},
-        {"multi_label": True},
-        {"classes": 1},
-    ):
-        other = DatasetStats(**{**vars(PHOTOS), **change})
-        assert not suggests_transfer(Settings(), other), change
+    changes = [{"images": 60_000}, {"side": 32}, {"photographs": False}, {"multi_label": True}]
+    for change in [*changes, {"classes": 1}]:
+        assert not suggests_transfer(Settings(), DatasetStats(**vars(PHOTOS) | change)), change
     assert not suggests_transfer(Settings(model=ModelSettings(name="ViT-Ti/16")), PHOTOS)
     assert not suggests_transfer(Settings(objective="masked"), PHOTOS)
-    log = Log()
+    log = Recorder()
     vitrail.train(photos, tmp_path / "run", steps=1, callback=log)
     (line,) = (line for line in log.lines if "`vitrail finetune`" in line)
     assert "builtin:vit-photos" in line

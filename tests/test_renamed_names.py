@@ -25,29 +25,55 @@ def test_renamed_names_warn_and_are_the_new_ones(old, new):
     assert old not in vitrail.__all__
 
 
-@pytest.mark.slow
-def test_renamed_attributes_of_results(tmp_path, monkeypatch):
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A small run, and its data."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     colors = write_colors(tmp_path / "colors.npz")
     tiny_run(colors, tmp_path / "run", steps=2)
+    return tmp_path / "run", colors
+
+
+@pytest.mark.slow
+def test_renamed_attributes_of_results(trained):
+    run, colors = trained
     dataset = vitrail.open_dataset(colors, "test")
     with pytest.warns(DeprecationWarning, match=".numbers is now .class_ids"):
         np.testing.assert_array_equal(dataset.numbers(), dataset.class_ids())
     with pytest.warns(DeprecationWarning, match=".take is now .subset"):
         assert len(dataset.take(np.array([1, 3]))) == 2
-    result = vitrail.evaluate(tmp_path / "run", colors)
+    result = vitrail.evaluate(run, colors)
     with pytest.warns(DeprecationWarning, match=".outcome.loss is now .loss"):
         assert result.outcome.loss == result.loss
-    with pytest.warns(DeprecationWarning, match=".pictures is now .support"):
-        assert result.classes[0].pictures == 4
-    assert result.mistakes
-    with pytest.warns(DeprecationWarning, match=".chance is now .label_probability"):
-        assert result.mistakes[0].chance == result.mistakes[0].label_probability
-    image = vitrail.inspect_model(tmp_path / "run", data=colors, images=2).images[0]
-    pairs = {"classes": "predictions", "colors": "token_colors", "lag": "token_offset"}
-    for old, new in pairs.items():
+    image = vitrail.inspect_model(run, data=colors, images=2).images[0]
+    for value, old, new in (
+        (result.classes[0], "pictures", "support"),
+        (result.mistakes[0], "chance", "label_probability"),
+        (image, "classes", "predictions"),
+        (image, "colors", "token_colors"),
+        (image, "lag", "token_offset"),
+    ):
         with pytest.warns(DeprecationWarning, match=f".{old} is now .{new}"):
-            assert getattr(image, old) is getattr(image, new)
+            assert getattr(value, old) is getattr(value, new)
+    assert result.classes[0].support == 4
+
+
+def test_renamed_keywords_and_attributes(trained):
+    lines = []
+    with pytest.warns(DeprecationWarning, match="tell= is now log="):
+        model = vitrail.load(trained[0], num_classes=7, tell=lines.append)
+    assert lines
+    assert model.config.num_classes == 7
+    with pytest.warns(DeprecationWarning, match="tell= is now log="):
+        predictor = vitrail.Predictor(trained[0], tell=lines.append)
+    assert predictor(np.zeros((8, 8, 3), np.uint8)).label
+    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
+        assert predictor.facts is predictor.metadata
+    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
+        model.facts = "metadata"
+    assert model.metadata == "metadata"
+    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
+        assert model.facts == "metadata"
 
 
 def test_changelog_lists_every_renamed_name():
@@ -69,49 +95,24 @@ def has_word(name: str, text: str) -> bool:
     return re.search(rf"(?<![\w-]){name}(?![\w-])", text) is not None
 
 
-def test_renamed_keywords_and_attributes(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    colors = write_colors(tmp_path / "colors.npz")
-    tiny_run(colors, tmp_path / "run", steps=2)
-    lines = []
-    with pytest.warns(DeprecationWarning, match="tell= is now log="):
-        model = vitrail.load(tmp_path / "run", num_classes=7, tell=lines.append)
-    assert lines
-    with pytest.warns(DeprecationWarning, match="tell= is now log="):
-        predictor = vitrail.Predictor(tmp_path / "run", tell=lines.append)
-    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
-        assert predictor.facts is predictor.metadata
-    assert predictor(np.zeros((8, 8, 3), np.uint8)).label
-    assert model.config.num_classes == 7
-    model = vitrail.create("ViT-Mu/4", num_classes=2, image_size=8, patch_size=4)
-    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
-        model.facts = "metadata"
-    assert model.metadata == "metadata"
-    with pytest.warns(DeprecationWarning, match=".facts is now .metadata"):
-        assert model.facts == "metadata"
-
-
 def test_a_watch_of_0_1_receives_the_events_of_a_run(tmp_path):
+    events = []
     with pytest.warns(DeprecationWarning, match="vitrail.Watch is now vitrail.Callback"):
         base = vitrail.Watch
 
     class Recorder(base):
-        def __init__(self):
-            self.events = []
-
         def say(self, line):
-            self.events.append("say")
+            events.append("say")
 
         def step(self, row):
-            self.events.append(f"step {row['step']}")
+            events.append(f"step {row['step']}")
 
         def end(self):
-            self.events.append("end")
+            events.append("end")
 
-    watch = Recorder()
     data = write_colors(tmp_path / "colors.npz")
     with pytest.warns(DeprecationWarning, match="watch= is now callback="):
-        vitrail.train(data, tmp_path / "run", steps=2, batch_size=4, watch=watch)
-    assert watch.events[0] == "say"
-    assert [event for event in watch.events if event.startswith("step")] == ["step 1", "step 2"]
-    assert watch.events[-1] in ("end", "say")
+        vitrail.train(data, tmp_path / "run", steps=2, batch_size=4, watch=Recorder())
+    assert events[0] == "say"
+    assert [event for event in events if event.startswith("step")] == ["step 1", "step 2"]
+    assert events[-1] in ("end", "say")

@@ -3,12 +3,13 @@
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
 import tarfile
 import zipfile
-from html.parser import HTMLParser
+from html import unescape
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from page_reader import Reader
 from vitrail.checkpoints.bundle import GENERATED
 from vitrail.checkpoints.hub import parse
 from vitrail.cli import main
@@ -256,33 +258,16 @@ def test_onnx_file_may_not_read_other_files(tmp_path, secret):
 # Names
 
 
-class Scripts(HTMLParser):
-    def __init__(self, page):
-        super().__init__()
-        self.count, self.title, self.tag = 0, "", ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tag = tag
-        self.count += tag == "script"
-        assert not any(name.startswith("on") for name, _ in attrs)
-
-    def handle_data(self, data):
-        self.title += data if self.tag == "title" else ""
-
-    def handle_endtag(self, tag):
-        self.tag = ""
-
-
 @pytest.mark.parametrize(
     "name", [INJECTION, "$script", "5 $", "$weights ${data}", "&lt;b>", ESCAPE]
 )
 def test_names_in_an_exported_page_stay_text(name):
     about = {"name": name, "classes": [name, "<!--", "\u2028"], "examples": [{"label": name}]}
     page = render(about, b"weights", b"taught", name)
-    found = Scripts(page)
-    assert found.count == 6
-    assert found.title.strip() == name
+    tags = Reader(page).seen
+    assert [tag for tag, _ in tags].count("script") == 6
+    assert not [key for _, values in tags for key in values if key.startswith("on")]
+    assert unescape(re.search("<title>(.*?)</title>", page, re.DOTALL)[1]).strip() == name
 
 
 def test_names_in_a_model_card_stay_one_line_of_text(tmp_path):

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import vitrail
+from tiny_runs import Recorder
 from vitrail.checkpoints import builtin
 from vitrail.models.init import initialize
 from vitrail.models.vit import build
 from vitrail.probing.features import features_of, pixels_of
 from vitrail.probing.fewshot import draw, try_shots
-from vitrail.training.callbacks import Callback
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,9 +63,7 @@ def test_five_images_per_class_beat_pixels_and_random_weights(model, parts):
 
 
 def test_fine_tuning_is_not_worse_than_its_probe(parts, tmp_path):
-    lines = []
-    callback = Callback()
-    callback.log = lines.append
+    callback = Recorder()
     for row in range(len(parts[0])):
         sample = parts[0][row]
         path = tmp_path / "photos" / parts[0].classes[sample.label] / f"{row}.jpg"
@@ -73,7 +71,7 @@ def test_fine_tuning_is_not_worse_than_its_probe(parts, tmp_path):
         path.write_bytes(sample.data)
     options = {"start": "builtin:vit-photos", "steps": 6, "callback": callback}
     result = vitrail.train(tmp_path / "photos", tmp_path / "run", **options)
-    (probe,) = (line for line in lines if line.startswith("linear probe of the frozen model"))
+    (probe,) = (x for x in callback.lines if x.startswith("linear probe of the frozen model"))
     name, accuracy = re.search(r": (\w+) accuracy ([\d.]+) %", probe).groups()
     assert round(100 * result.outcomes[name].accuracy, 1) >= float(accuracy)
     assert vitrail.load(tmp_path / "run").metadata.class_names == parts[0].classes
