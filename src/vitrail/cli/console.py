@@ -11,11 +11,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import StringIO
 from textwrap import wrap
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from vitrail.formatting import percent
 
@@ -144,7 +144,7 @@ def accuracy_line(split: str, result: "EvaluationResult") -> str:
     return f"{line})"
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """A callback that shows the progress of a pass over images on standard error.
 
     One line that is updated on a terminal, elsewhere a new line every 30 seconds. It may be used
@@ -157,9 +157,6 @@ class Progress:
         self.view: Any = None
         self.shown = time.monotonic()
         self.marks: deque[tuple[float, int]] = deque()  # recent (time, images done)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.done()

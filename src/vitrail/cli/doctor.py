@@ -12,7 +12,6 @@ from vitrail.planning.doctor import (
     VARIABLES,
     WIDTH,
     Machine,
-    Package,
     Problem,
     Speeds,
     draw_conclusions,
@@ -48,11 +47,12 @@ def report(machine: Machine, speeds: Speeds | None, problems: Sequence[Problem])
     yield from paragraph(
         f"vitrail {machine['vitrail']}, Python {machine['python']}, {machine['system']}"
     )
-    required = ", ".join(map(package_text, machine["packages"]))
+    required = ", ".join(f"{p['name']} {p['version'] or 'missing'}" for p in machine["packages"])
     rows = [("required", required or "unknown: vitrail is not installed as a package")]
     for name, packages in machine["extras"].items():
         if all(package["version"] for package in packages):
-            rows.append((f"vitrail[{name}]", ", ".join(map(package_text, packages)) or "unknown"))
+            installed = ", ".join(f"{p['name']} {p['version']}" for p in packages)
+            rows.append((f"vitrail[{name}]", installed or "unknown"))
         else:
             rows.append((f"vitrail[{name}]", f"not installed: {EXTRAS[name]}"))
             rows.append(("", f"pip install 'vitrail[{name}]'"))
@@ -118,7 +118,3 @@ def section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield ""
         yield title
         yield from table([(f"{name:20}", text) for name, text in rows], "lw", indent=2)
-
-
-def package_text(package: Package) -> str:
-    return f"{package['name']} {package['version'] or 'missing'}"

@@ -25,7 +25,10 @@ class Models:
     """Print one JSON list instead of a table."""
 
     def run(self) -> int:
-        trained = trained_configurations()
+        files = {name: builtin.find(name) / "config.json" for name in builtin.references()}
+        trained: dict[str, Config] = {
+            name: from_dict(json.loads(file.read_text())["model"]) for name, file in files.items()
+        }
         rows = [
             describe(name, config)
             for name, config in (CONFIGURATIONS | trained).items()
@@ -49,12 +52,6 @@ class Models:
         else:
             print(f"no name contains {self.like!r}; `vitrail models` lists all")
         return 0 if rows else UNMET
-
-
-def trained_configurations() -> dict[str, Config]:
-    """Return the configurations of the models that come with vitrail."""
-    paths = {name: builtin.find(name) / "config.json" for name in builtin.references()}
-    return {name: from_dict(json.loads(path.read_text())["model"]) for name, path in paths.items()}
 
 
 def describe(name: str, config: Config) -> dict[str, Any]:

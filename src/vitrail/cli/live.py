@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from math import isfinite
 from textwrap import wrap
-from typing import Any, Self
+from typing import Any
 
 from vitrail.cli.console import REFRESH_RATE, VERBOSITY, Progress, clock, printable
 from vitrail.formatting import percent
@@ -18,7 +19,7 @@ BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40
 
 
-class Live(Callback):
+class Live(Callback, AbstractContextManager["Live"]):
     """A progress bar and metrics that are updated in place, on standard error with `stderr`.
 
     Without a terminal it prints lines without control codes; rich honors NO_COLOR. With --quiet
@@ -37,9 +38,6 @@ class Live(Callback):
         self.losses: list[float] = []
         self.evaluation: Mapping[str, Any] = {}
         self.row: Mapping[str, Any] = {}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.on_train_end()

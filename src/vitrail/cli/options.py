@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from inspect import getdoc
 from io import StringIO
 from pathlib import Path
@@ -210,10 +211,11 @@ class HelpRegistry(ConstructorRegistry):
         empty = ("None", "", "''", "False")
         hint = tyro.conf.arg(help_behavior_hint=lambda x: "" if x in empty else f"(default: {x})")
         order = {name: number for number, name in enumerate(LAST)}
-        fields = [
-            replace(field, type=Annotated[field.type, hint], helptext=one_paragraph(field.helptext))
-            for field in sorted(spec.fields, key=lambda field: order.get(field.name, -1))
-        ]
+        fields = []
+        for field in sorted(spec.fields, key=lambda field: order.get(field.name, -1)):
+            help = field.helptext
+            help = partial(one_paragraph, help) if callable(help) else help
+            fields.append(replace(field, type=Annotated[field.type, hint], helptext=help))
         return replace(spec, fields=tuple(fields))
 
     def hide_none(self, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
@@ -236,13 +238,7 @@ class HelpRegistry(ConstructorRegistry):
             self.delegating = False
 
 
-def one_paragraph(help: Any) -> Any:
+def one_paragraph(help: Callable[[], str | None]) -> str | None:
     """Join the lines of a docstring."""
-    if not callable(help):
-        return help
-
-    def joined() -> str | None:
-        text: Any = help()
-        return text and " ".join(text.split())
-
-    return joined
+    text = help()
+    return text and " ".join(text.split())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BufferedReader, StringIO, TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -98,7 +98,9 @@ class Predict(EngineOptions):
                 )
                 sets = predictor.conformal is not None
                 if self.csv:
-                    lines = csv_lines(predictions, self.top, sets=sets)
+                    rows = csv_rows(predictions, self.top, sets=sets)
+                    csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+                    lines = ()
                 elif self.json:
                     lines = map(json_line, predictions)
                 elif total is not None and total <= MAX_BAR_IMAGES:
@@ -189,20 +191,14 @@ def standard_input() -> BufferedReader:
     return cast(BufferedReader, sys.stdin.buffer)
 
 
-def csv_lines(predictions: Iterable["Prediction"], top: int, *, sets: bool) -> Iterator[str]:
+def csv_rows(predictions: Iterable["Prediction"], top: int, *, sets: bool) -> Iterator[list[str]]:
     columns = [f"{what}_{n}" for n in range(1, top + 1) for what in ("class", "probability")]
-    yield csv_line(["picture", "answer", *["prediction_set"] * sets, *columns, "error"])
+    yield ["picture", "answer", *["prediction_set"] * sets, *columns, "error"]
     for one in predictions:
         guesses = [x for guess in one.guesses for x in (guess.label, f"{guess.probability:.6g}")]
         guesses += [""] * (2 * top - len(guesses))
         members = [";".join(one.prediction_set)] * sets
-        yield csv_line([one.name, ";".join(one.labels), *members, *guesses, one.error])
-
-
-def csv_line(values: Iterable[str]) -> str:
-    text = StringIO()
-    csv.writer(text, lineterminator="").writerow(values)
-    return text.getvalue()
+        yield [one.name, ";".join(one.labels), *members, *guesses, one.error]
 
 
 def json_line(prediction: "Prediction") -> str:

@@ -470,12 +470,15 @@ def cutmix(
     Targets are mixed in proportion to the pixels, after clipping the box to the image.
     """
     height, width = images.shape[-2:]
-    top, left, rows, columns = cutmix_box(height, width, sample_lam(alpha, rng), rng)
-    targets = one_hot(labels, classes)
-    region = (..., slice(top, top + rows), slice(left, left + columns))
+    side, spans = math.sqrt(1 - sample_lam(alpha, rng)), []  # a share of both sides of the image
+    for size in (height, width):
+        length, middle = int(size * side), int(rng.integers(size))
+        spans.append(slice(max(0, middle - length // 2), min(size, middle + (length + 1) // 2)))
+    region, targets = (..., *spans), one_hot(labels, classes)
     pasted = images.clone()
     pasted[region] = images[region].flip(0)
-    return pasted, targets.lerp(targets.flip(0), rows * columns / (height * width))
+    pixels = math.prod(span.stop - span.start for span in spans)
+    return pasted, targets.lerp(targets.flip(0), pixels / (height * width))
 
 
 def mixup_or_cutmix(
@@ -498,16 +501,6 @@ def mixup_or_cutmix(
     if not mixup_alpha or (cutmix_alpha and rng.random() < switch_prob):
         return cutmix(images, labels, classes=classes, alpha=cutmix_alpha, rng=rng)
     return mixup(images, labels, classes=classes, alpha=mixup_alpha, rng=rng)
-
-
-def cutmix_box(height: int, width: int, lam: float, rng: Rng) -> Box:
-    """Return a box of the image's aspect ratio and 1 - lam of its area, at a random center."""
-    side, spans = math.sqrt(1 - lam), []
-    for size in (height, width):
-        length, middle = int(size * side), int(rng.integers(size))
-        spans.append((max(0, middle - length // 2), min(size, middle + (length + 1) // 2)))
-    (top, bottom), (left, right) = spans
-    return Box(top, left, bottom - top, right - left)
 
 
 def sample_lam(alpha: float, rng: Rng) -> float:

@@ -11,9 +11,9 @@ thumbnail darker than its right neighbor?); pairs of similar hashes are compared
 """
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha1
@@ -267,32 +267,26 @@ def read_images(
 ) -> tuple[np.ndarray, Counter[str], list[UnreadableFile]]:
     """Return `IMAGE_STATS` of each image, counts of format and mode, and unreadable files."""
     stats = np.zeros(len(locations), IMAGE_STATS)
-    kinds, unreadable, results = Counter[str](), [], iter(())
-
-    def examine(location: tuple[str, int]) -> tuple[tuple[Any, ...], str] | DataError:
-        try:
-            return image_stats(datasets[location[0]][location[1]].data)
-        except DataError as error:
-            return error
-
+    kinds, unreadable, pending = Counter[str](), [], deque[Future[tuple[tuple[Any, ...], str]]]()
     with ThreadPoolExecutor(WORKERS) as pool:
         for row, (split, index) in enumerate(locations):
-            if row % BATCH == 0:  # never more than a batch ahead
-                results = pool.map(examine, locations[row : row + BATCH])
-            result = next(results)
-            if isinstance(result, DataError):
-                name = datasets[split].name(index)
-                unreadable.append(UnreadableFile(name, split, str(result)))
-            else:
-                stats[row], kind = result
+            if not pending:  # never more than a batch ahead
+                for name, i in locations[row : row + BATCH]:
+                    pending.append(pool.submit(image_stats, datasets[name], i))
+            try:
+                stats[row], kind = pending.popleft().result()
                 kinds[kind] += 1
+            except DataError as error:
+                name = datasets[split].name(index)
+                unreadable.append(UnreadableFile(name, split, str(error)))
             if progress is not None:
                 progress(row + 1, len(locations))
     return stats, kinds, unreadable
 
 
-def image_stats(data: bytes | np.ndarray) -> tuple[tuple[Any, ...], str]:
+def image_stats(dataset: ImageDataset, index: int) -> tuple[tuple[Any, ...], str]:
     """Return a row of `IMAGE_STATS`, and format and mode; `DataError` if decoding fails."""
+    data = dataset[index].data
     if isinstance(data, np.ndarray):
         digest = sha1(data.tobytes())
         digest.update(f"{data.shape}".encode())

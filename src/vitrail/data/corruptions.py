@@ -69,11 +69,31 @@ def corrupt(pixels: np.ndarray, name: str, severity: int, seed: int = 0) -> np.n
         case "impulse_noise":
             flipped, salt = rng.random(x.shape) < value, rng.random(x.shape) < 0.5
             x = np.where(flipped, salt.astype(float), x)
+        case "defocus_blur":  # a disk whose edge is smoothed
+            radius, sigma = value
+            side = np.arange(-max(radius, 8), max(radius, 8) + 1)
+            disk = (side[:, None] ** 2 + side**2 <= radius**2).astype(float)
+            edge = gaussian(sigma, 1 if radius <= 8 else 2)
+            disk = filter2d((disk / disk.sum())[:, :, None], np.outer(edge, edge))
+            x = filter2d(x, disk[:, :, 0])
+        case "glass_blur":  # blur, exchange each pixel with one nearby, blur
+            sigma, reach, rounds = value
+            moved = exchanged(height, width, reach, rounds)
+            x = gaussian_blur(x, sigma).reshape(-1, 3)[moved].reshape(x.shape)
+            x = gaussian_blur(x, sigma)
         case "motion_blur":
             x = blur_along(x, value[0], value[1], rng.uniform(-45, 45))
         case "zoom_blur":  # the mean of the image and enlarged copies
             factors = np.arange(1, *value)
             x = (x + sum(zoomed(x, factor) for factor in factors)) / (len(factors) + 1)
+        case "snow":
+            mean, scale, zoom, threshold, radius, sigma, mix = value
+            flakes = zoomed(rng.normal(mean, scale, (height, width, 1)), zoom)
+            flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
+            flakes = blur_along(flakes, radius, sigma, rng.uniform(-135, -45))
+            gray = x @ np.array([0.299, 0.587, 0.114])
+            x = mix * x + (1 - mix) * np.maximum(x, gray[:, :, None] * 1.5 + 0.5)
+            x = x + flakes + np.rot90(flakes, 2)
         case "frost":  # a generated texture: bright veins in bluish ice
             ice = [np.abs(2 * plasma(max(height, width), 1.6, rng) - 1) for _ in range(2)]
             veins = (1 - np.minimum(*ice))[:height, :width, None] ** 3
@@ -89,6 +109,17 @@ def corrupt(pixels: np.ndarray, name: str, severity: int, seed: int = 0) -> np.n
         case "contrast":
             means = x.mean(axis=(0, 1), keepdims=True)
             x = (x - means) * value + means
+        case "elastic_transform":  # a random affine map, then smooth random displacements
+            alpha, sigma, reach = value
+            center, size = np.array([width, height]) / 2, min(height, width) // 3
+            points = center + np.array([[size, size], [size, -size], [-size, -size]])
+            targets = points + rng.uniform(-reach, reach, (3, 2))
+            corners = np.column_stack([targets, np.ones(3)])
+            inverse = np.linalg.solve(corners, points)  # (3, 2): target → source
+            grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), axis=-1)
+            x = sample(x, np.concatenate([grid, np.ones((height, width, 1))], axis=2) @ inverse)
+            moves = rng.uniform(-1, 1, (height, width, 2))
+            x = sample(x, grid + alpha * gaussian_blur(moves, sigma, truncate=3))
         case "pixelate":
             image, size = Image.fromarray(pixels), (int(width * value), int(height * value))
             small = image.resize(size, Image.Resampling.BOX)
@@ -97,26 +128,10 @@ def corrupt(pixels: np.ndarray, name: str, severity: int, seed: int = 0) -> np.n
             stream = io.BytesIO()
             Image.fromarray(pixels).save(stream, "JPEG", quality=value)
             return np.asarray(Image.open(stream))
-        case _:
-            x = globals()[name](x, value, rng)
     return (np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
-def defocus_blur(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    """Convolve with a disk whose edge is smoothed."""
-    radius, sigma = value
-    side = np.arange(-max(radius, 8), max(radius, 8) + 1)
-    disk = (side[:, None] ** 2 + side**2 <= radius**2).astype(float)
-    edge = gaussian(sigma, 1 if radius <= 8 else 2)
-    return filter2d(x, filter2d((disk / disk.sum())[:, :, None], np.outer(edge, edge))[:, :, 0])
-
-
-def glass_blur(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    """Blur, exchange each pixel with one nearby, blur."""
-    sigma, reach, rounds = value
-    x = gaussian_blur(x, sigma)
-    moved = exchanged(x.shape[0], x.shape[1], reach, rounds)
-    return gaussian_blur(x.reshape(-1, 3)[moved].reshape(x.shape), sigma)
+# Parts of the above; images are (H, W, C).
 
 
 @cache
@@ -133,34 +148,6 @@ def exchanged(height: int, width: int, reach: int, rounds: int) -> np.ndarray:
                 here = places[row][column]
                 places[row][column], other[column + right] = other[column + right], here
     return np.array(places).ravel()
-
-
-def snow(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    mean, scale, zoom, threshold, radius, sigma, mix = value
-    flakes = zoomed(rng.normal(mean, scale, x.shape[:2])[:, :, None], zoom)
-    flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
-    flakes = blur_along(flakes, radius, sigma, rng.uniform(-135, -45))
-    gray = x @ np.array([0.299, 0.587, 0.114])
-    x = mix * x + (1 - mix) * np.maximum(x, gray[:, :, None] * 1.5 + 0.5)
-    return x + flakes + np.rot90(flakes, 2)
-
-
-def elastic_transform(x: np.ndarray, value: tuple, rng: np.random.Generator) -> np.ndarray:
-    """A random affine map, then smooth random displacements."""
-    alpha, sigma, reach = value
-    height, width = x.shape[:2]
-    center, size = np.array([width, height]) / 2, min(height, width) // 3
-    points = center + np.array([[size, size], [size, -size], [-size, -size]])
-    targets = points + rng.uniform(-reach, reach, (3, 2))
-    corners = np.column_stack([targets, np.ones(3)])
-    inverse = np.linalg.solve(corners, points)  # (3, 2): target → source
-    grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), axis=-1)
-    x = sample(x, np.concatenate([grid, np.ones((height, width, 1))], axis=2) @ inverse)
-    moves = rng.uniform(-1, 1, (height, width, 2))
-    return sample(x, grid + alpha * gaussian_blur(moves, sigma, truncate=3))
-
-
-# Parts of the above; images are (H, W, C).
 
 
 def gaussian(sigma: float, radius: int) -> np.ndarray:

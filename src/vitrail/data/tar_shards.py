@@ -263,22 +263,19 @@ def split_in_name(name: str) -> str:
 
 def find_shards(reference: str) -> list[str]:
     """Return the tars of a path, a folder, or a pattern with `*`, `?` or braces."""
-
-    def in_folder(folder: str) -> list[str]:
-        folder = folder.rstrip("/")
-        return glob_files(f"{folder}/*.tar") or glob_files(f"{folder}/*/*.tar")
-
-    if os.path.exists(reference):  # whatever is in its name
-        paths = [reference] if os.path.isfile(reference) else in_folder(glob.escape(reference))
-    else:
-        paths = []
-        for pattern in expand_braces(reference):
-            if any(sign in pattern for sign in "*?["):
-                paths += glob_files(pattern)
-            else:
-                paths += [pattern] if pattern.endswith(".tar") else in_folder(pattern)
-            if len(paths) > MAX_SHARDS:
-                raise DataError(f"{reference} matches more than {MAX_SHARDS:,} files")
+    if os.path.isfile(reference):
+        return [reference]
+    exists, paths = os.path.exists(reference), []  # whatever is in its name
+    for pattern in [glob.escape(reference)] if exists else expand_braces(reference):
+        if not exists and any(sign in pattern for sign in "*?["):
+            paths += glob_files(pattern)
+        elif not exists and pattern.endswith(".tar"):
+            paths.append(pattern)
+        else:
+            folder = pattern.rstrip("/")
+            paths += glob_files(f"{folder}/*.tar") or glob_files(f"{folder}/*/*.tar")
+        if len(paths) > MAX_SHARDS:
+            raise DataError(f"{reference} matches more than {MAX_SHARDS:,} files")
     if not paths:
         raise DataError(f"no .tar file matches {reference}")
     return paths
