@@ -65,41 +65,34 @@ def wrong(tmp_path):
     return path
 
 
-def test_check_states_how_to_apply_a_review(wrong, tmp_path, capsys):
-    out = tmp_path / "my report"
-    assert main(["check", str(wrong), "--labels", "--model", "pixels", "--out", str(out)]) == 0
+def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):
+    out, fixed = tmp_path / "my report", tmp_path / "fixed"
+    review = out / "labels.csv"
+    words = ["check", str(wrong), "--labels", "--model", "pixels", "--out", str(out)]
+    assert main(words) == 0
     text = capsys.readouterr().out
     assert "Possible label errors" in text
-    review = str(out / "labels.csv")
     assert shlex.split(text.splitlines()[-1])[1:] == (
-        ["check", str(wrong), "--apply", review, "--out", "fixed"]
+        ["check", str(wrong), "--apply", str(review), "--out", "fixed"]
     )
-
-
-def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):
-    out = tmp_path / "report"
-    words = ["check", str(wrong), "--labels", "--model", "pixels", "--out", str(out), "--json"]
-    assert main(words) == 0
+    assert main([*words, "--json"]) == 0
     labels = json.loads(capsys.readouterr().out)["labels"]
     found = {row["index"] for row in labels["errors"]}
     assert found <= {3, 30, 60, 90, 120, 147}
     assert len(found) >= 4
     assert {row["suggested"] for row in labels["errors"]} == {"red"}
-    page = (out / "index.html").read_text(encoding="utf-8")
-    assert "looks like <i>red</i>" in page
-    with (out / "labels.csv").open(encoding="utf-8", newline="") as file:
+    assert "looks like <i>red</i>" in (out / "index.html").read_text(encoding="utf-8")
+    with review.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     for number, row in enumerate(rows):
         row["action"] = "fix" if number < len(rows) - 1 else "drop"
-    with (out / "labels.csv").open("w", encoding="utf-8", newline="") as file:
+    with review.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    review, fixed = str(out / "labels.csv"), tmp_path / "fixed"
-    assert main(["check", str(wrong), "--apply", review, "--out", str(fixed)]) == 0
+    assert main(["check", str(wrong), "--apply", str(review), "--out", str(fixed)]) == 0
     assert f"{len(rows) - 1} labels fixed, 1 images dropped" in capsys.readouterr().out
-    train = vitrail.open_dataset(fixed, "train")
-    assert len(train) == 149
+    assert len(vitrail.open_dataset(fixed, "train")) == 149
     found = {row["name"] for row in label_errors.check_labels(str(fixed)).errors}
     assert not found & {row["name"] for row in rows}
     assert len(vitrail.open_dataset(fixed, "test")) == 30

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.probing import probes, ridge
@@ -48,41 +47,24 @@ def moments(x, labels, classes):
 
 
 @every_shape
-def test_leave_one_out_equals_fitting_without_the_row(shape):
+def test_weights_and_leave_one_out_equal_direct_solutions(shape):
     features, labels = random_rows(*shape)
     x, y = whitened(features), targets(labels)
     path = fit_path(features, labels)
-
-    def without(rows, i):
-        return torch.cat([rows[:i], rows[i + 1 :]])
-
-    for l2, error, accuracy in zip(L2_GRID, path.errors, path.accuracies, strict=True):
-        rows = [x[i] @ solve(without(x, i), without(y, i), l2) for i in range(len(x))]
-        unseen = torch.stack(rows)
-        assert error == pytest.approx(float((unseen - y).square().mean()), rel=1e-9)
-        assert accuracy == float((unseen.argmax(1) == labels).double().mean())
-        if l2 == path.probes[path.best].l2:
-            torch.testing.assert_close(path.held_out, unseen, **LIMITS)
-
-
-@every_shape
-def test_weights_and_leave_one_out_equal_scikit_learn(shape):
-    features, labels = random_rows(*shape)
-    x, alphas = whitened(features).numpy(), np.array(L2_GRID)
-    theirs = RidgeClassifierCV(alphas, fit_intercept=False, store_cv_results=True)
-    errors = theirs.fit(x, labels.numpy()).cv_results_.mean((0, 1))
-    path = fit_path(features, labels)
     assert [probe.l2 for probe in path.probes] == list(L2_GRID)
     assert DEFAULT_L2 in L2_GRID
-    np.testing.assert_allclose(path.errors, errors, rtol=1e-6)
-    for probe in path.probes:
-        expected = solve(whitened(features), targets(labels), probe.l2)
-        alone = fit(features, labels, l2=probe.l2)
-        torch.testing.assert_close(alone.weights, expected, **LIMITS)
+    for probe, error, accuracy in zip(path.probes, path.errors, path.accuracies, strict=True):
+        expected = solve(x, y, probe.l2)
         torch.testing.assert_close(probe.weights, expected, **LIMITS)
-        model = RidgeClassifier(alpha=probe.l2, fit_intercept=False, solver="cholesky")
-        weights = model.fit(x, labels.numpy()).coef_.T
-        np.testing.assert_allclose(probe.weights, weights, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(fit(features, labels, l2=probe.l2).weights, expected, **LIMITS)
+        others = [torch.arange(len(x)) != i for i in range(len(x))]
+        unseen = torch.stack(
+            [row @ solve(x[o], y[o], probe.l2) for row, o in zip(x, others, strict=True)]
+        )
+        assert error == pytest.approx(float((unseen - y).square().mean()), rel=1e-9)
+        assert accuracy == float((unseen.argmax(1) == labels).double().mean())
+        if probe.l2 == path.probes[path.best].l2:
+            torch.testing.assert_close(path.held_out, unseen, **LIMITS)
 
 
 def balanced(path):
@@ -175,11 +157,8 @@ def test_arrays_memory_maps_and_other_floats_give_the_same(tmp_path):
     features = features.half().float()  # so that every type holds the same numbers
     expected = fit(features, labels).weights
     np.save(tmp_path / "features.npy", features.numpy())
-    for same in [
-        np.load(tmp_path / "features.npy", mmap_mode="r"),
-        features.numpy().astype(np.float16),
-        features.double(),
-    ]:
+    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
+    for same in (mapped, features.numpy().astype(np.float16), features.double()):
         assert torch.equal(fit(same, labels.numpy()).weights, expected)
     transposed = features.T.contiguous().T.requires_grad_()  # summed in another order
     torch.testing.assert_close(fit(transposed, labels.numpy()).weights, expected, **LIMITS)
