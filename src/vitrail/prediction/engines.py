@@ -33,8 +33,7 @@ Log = Callable[[str], None]
 class Engine(Protocol):
     """Normalized images (B, C, H, W) to logits and features."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def __call__(self, images: Tensor, /) -> Tensor:
         """Return logits (B, K), on the CPU."""

@@ -202,7 +202,8 @@ class Predictor:
             self.num_classes = self.model.config.num_classes
         self.conformal = load_conformal(self.metadata, self.num_classes, self.model)
         self.classes = self.metadata.names(self.num_classes)
-        self.transform = EvalTransform(
+        # Decodes and resizes an image: encoded bytes or pixels to uint8 (C, H, W).
+        self.preprocess = EvalTransform(
             preprocessing=self.metadata.preprocessing, channels=self.channels
         )
 
@@ -343,10 +344,6 @@ class Predictor:
             device=self.device,
         )
 
-    def preprocess(self, data: bytes | np.ndarray) -> Tensor:
-        """Decode and resize an image: encoded bytes or pixels to uint8 (C, H, W)."""
-        return self.transform(data)
-
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of preprocessed images uint8 (B, C, H, W)."""
         return self.engine(normalize(images.to(self.device), self.metadata.preprocessing))
@@ -380,23 +377,19 @@ def find_images(
                 for part in line.rstrip(b"\r\n").split(b"\0"):
                     if part.strip():
                         yield Path(fsdecode(part))
-        elif os.path.isdir(path):
-            yield from images_in(Path(path))
-        elif glob.has_magic(location) and not os.path.exists(path):
+            continue
+        matches = [path]
+        if glob.has_magic(location) and not os.path.exists(path):
             matches = sorted(glob.iglob(path, recursive=True))
             if not matches:
                 raise DataError(f"{path}: no file matches this pattern")
-            for match in map(Path, matches):
-                yield from images_in(match) if match.is_dir() else (match,)
-        else:
-            yield Path(path)
-
-
-def images_in(folder: Path) -> Iterator[Path]:
-    """Yield the images of a folder and its subfolders."""
-    empty = True
-    for name in folders.walk_images(folder, "", Counter()):
-        empty = False
-        yield folder / name
-    if empty:
-        raise DataError(f"{folder}: the folder contains no images")
+        for match in map(Path, matches):
+            if not os.path.isdir(match):  # Path.is_dir raises on names that are too long
+                yield match
+                continue
+            empty = True
+            for name in folders.walk_images(match, "", Counter()):
+                empty = False
+                yield match / name
+            if empty:
+                raise DataError(f"{match}: the folder contains no images")
