@@ -58,21 +58,16 @@ class RidgeProbe(Probe):
         return weight, scale * BIAS * self.weights[-1] - weight @ self.mean
 
 
+@dataclass(eq=False)
 class RidgeSystem:
     """Equations (matrix + l2) V = right. V are the weights or, with few rows, X'V are."""
 
-    def __init__(
-        self,
-        counts: Tensor,  # (C,) rows of each class
-        mean: Tensor,  # (D,)
-        std: Tensor,  # (D,)
-        matrix: Tensor,  # X'X (D, D) or XX' (n, n)
-        right: Tensor,  # X'Y (D, C) or Y (n, C)
-        x: Tensor | None = None,  # (n, D) whitened, if XX' is the matrix
-    ) -> None:
-        self.counts, self.mean, self.std = counts, mean, std
-        self.matrix, self.right, self.x = matrix, right, x
-        self.constant = BIAS**2 * float(counts.sum())  # squared length of the constant feature
+    counts: Tensor  # (C,) rows of each class
+    mean: Tensor  # (D,)
+    std: Tensor  # (D,)
+    matrix: Tensor  # X'X (D, D) or XX' (n, n)
+    right: Tensor  # X'Y (D, C) or Y (n, C)
+    x: Tensor | None = None  # (n, D) whitened, if XX' is the matrix
 
     @classmethod
     def from_rows(cls, data: Rows) -> "RidgeSystem":
@@ -126,7 +121,8 @@ class RidgeSystem:
             values, vectors, right = self.spectrum
             solution = vectors @ (right / (values + l2)[:, None])
         weights = solution if self.x is None else self.x.T @ solution  # (D, C)
-        bias = BIAS * (2 * self.counts - self.counts.sum()) / (self.constant + l2)  # (C,)
+        constant = BIAS**2 * float(self.counts.sum())  # squared length of the constant feature
+        bias = BIAS * (2 * self.counts - self.counts.sum()) / (constant + l2)  # (C,)
         return RidgeProbe(float(l2), torch.cat([weights, bias[None]]), self.mean, self.std)
 
     def freedom(self, rows: slice, x: Tensor, l2: Tensor) -> Tensor:
@@ -137,8 +133,9 @@ class RidgeSystem:
             leverage = (x @ vectors).square_() @ shrink
         else:
             leverage = vectors[rows].square() @ (values[:, None] * shrink)
-        leverage += BIAS**2 / (self.constant + l2)
-        least = l2 / (values.sum() + self.constant + l2)  # what rounding must not pass
+        constant = BIAS**2 * float(self.counts.sum())
+        leverage += BIAS**2 / (constant + l2)
+        least = l2 / (values.sum() + constant + l2)  # what rounding must not pass
         return (1 - leverage).clamp_min(least)
 
 

@@ -66,11 +66,6 @@ class ProbeMemory:
     temperature: float  # scores are divided by it to be logits
     backbone: str  # digest of the weights that made the features
 
-    @property
-    def has_all_rows(self) -> bool:
-        """Whether every row is an image's features, so that images can be left out one by one."""
-        return len(self.rows) == int(self.counts.sum())
-
     @classmethod
     def of(
         cls, model: Model, values: np.ndarray, labels: np.ndarray, classes: Sequence[str]
@@ -331,7 +326,7 @@ def fit_head(
         name = ", ".join(memory.classes)
         raise ConfigError(f"{name!r} is the only class; a classifier needs two, so teach another")
     accuracy = None
-    if memory.has_all_rows:
+    if len(memory.rows) == int(memory.counts.sum()):  # every row is the features of one image
         values = sorted({memory.l2, *L2_GRID})
         path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
         probe, accuracy = path.probes[path.best], path.accuracies[path.best]
