@@ -412,7 +412,7 @@ class OnnxGraph:
         parameters = [w] if bias is None else [w, bias]
         return self.emit("Conv", name, *parameters, strides=list(stride), pads=pads)
 
-    def rms_norm(self, out: Tensor, x: Value, weight: Tensor, eps: float) -> str:
+    def rms_norm(self, out: Tensor, x: Value, _: Any, weight: Tensor, eps: float) -> str:
         squares = self.emit("ReduceMean", self.emit("Mul", x, x), int64(-1), keepdims=1)
         size = self.emit("Sqrt", self.emit("Add", squares, self.operand(eps, out.dtype)))
         return self.emit("Mul", self.emit("Div", x, size), weight)
@@ -450,7 +450,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mean": lambda g, out, x, dim: g.emit("ReduceMean", x, int64(*dim), keepdims=0),
     "new_zeros": lambda g, out, x, size, **_: g.constant(torch.zeros(size, dtype=out.dtype)),
     "permute": lambda g, out, x, dims: g.emit("Transpose", x, perm=list(dims)),
-    "rms_norm": lambda g, out, x, _, weight, eps: g.rms_norm(out, x, weight, eps),
     "rsub": lambda g, out, x, other: g.elementwise(out, "Sub", other, x),
     "scalar_tensor": lambda g, out, x, **_: g.operand(x, out.dtype),
     "select": lambda g, out, x, dim, index: g.emit("Gather", x, torch.tensor(index), axis=dim),
@@ -508,42 +507,35 @@ class Preprocess(nn.Module):
         return images * (1 / (255 * std)) - mean / std
 
     def crop_matrix(self, old: int, new: Tensor, size: int) -> Tensor:
-        """The matrix (size, old) of a resize from `old` to `new` and a center crop to `size`.
+        """The float32 matrix (n, old) of a resize to `new` and a center crop to n = `size`.
 
         If `new` is smaller than `size`, rows of zeros pad both sides with black.
         """
         half = (new - size) / 2
-        start = torch.where(half < 0, half.ceil(), half.round())
-        positions = torch.arange(size, dtype=torch.float64) + start  # (size,)
-        matrix = resize_matrix(old, new, positions, self.filter, antialias=self.antialias)
-        inside = (positions >= 0) & (positions < new)
-        return torch.where(inside[:, None], matrix, 0.0)
-
-
-def resize_matrix(
-    old: int, new: Tensor, positions: Tensor, filter: Interpolation, *, antialias: bool
-) -> Tensor:
-    """Rows of the float32 matrix (new, old) of a resize along one axis, at `positions` (n,)."""
-    columns = torch.arange(old, dtype=torch.float64)  # (old,)
-    positions = positions[:, None]  # (n, 1)
-    if filter == "area":  # the mean of all pixels that the new one covers, entirely or partly
-        start = (positions * old / new).floor()
-        end = ((positions + 1) * old / new).ceil()
-        return ((columns >= start) & (columns < end)).float() / (end - start).float()
-    scale = (float64(old) / new).float().double()
-    shift = 0.0 if antialias or filter == "nearest" else 0.5
-    center = ((positions + 0.5) * scale - shift).float().double()
-    if antialias:  # all pixels under the filter, which grows with the scale
-        distance = (columns + 0.5 - center).abs() / scale.clamp(min=1)  # (n, old)
-        weights = evaluate_filter(filter, distance, ANTIALIAS_BICUBIC)
-        return (weights / weights.sum(dim=1, keepdim=True)).float()
-    # A few neighbors of each position; beyond the edge, the pixel at the edge is used.
-    center = center[..., None]  # (n, 1, 1)
-    neighbors = center.floor() + torch.tensor(TAPS[filter], dtype=torch.float64)  # (n, 1, taps)
-    weights = (neighbors.clamp(0, old - 1) == columns[:, None]).double()  # (n, old, taps)
-    if filter != "nearest":
-        weights = weights * evaluate_filter(filter, (center - neighbors).abs(), BICUBIC)
-    return weights.sum(dim=2).float()  # (n, old)
+        first = torch.where(half < 0, half.ceil(), half.round())
+        positions = (torch.arange(size, dtype=torch.float64) + first)[:, None]  # (n, 1)
+        columns = torch.arange(old, dtype=torch.float64)  # (old,)
+        scale = (float64(old) / new).float().double()
+        shift = 0.0 if self.antialias or self.filter == "nearest" else 0.5
+        center = ((positions + 0.5) * scale - shift).float().double()
+        if self.filter == "area":  # the mean of all pixels that the new one covers, at least partly
+            start = (positions * old / new).floor()
+            end = ((positions + 1) * old / new).ceil()
+            matrix = ((columns >= start) & (columns < end)).float() / (end - start).float()
+        elif self.antialias:  # all pixels under the filter, which grows with the scale
+            distance = (columns + 0.5 - center).abs() / scale.clamp(min=1)  # (n, old)
+            weights = evaluate_filter(self.filter, distance, ANTIALIAS_BICUBIC)
+            matrix = (weights / weights.sum(dim=1, keepdim=True)).float()
+        else:  # a few neighbors of each position; beyond the edge, the pixel at the edge is used
+            center = center[..., None]  # (n, 1, 1)
+            taps = torch.tensor(TAPS[self.filter], dtype=torch.float64)
+            neighbors = center.floor() + taps  # (n, 1, taps)
+            weights = (neighbors.clamp(0, old - 1) == columns[:, None]).double()  # (n, old, taps)
+            if self.filter != "nearest":
+                distance = (center - neighbors).abs()
+                weights = weights * evaluate_filter(self.filter, distance, BICUBIC)
+            matrix = weights.sum(dim=2).float()
+        return torch.where((positions >= 0) & (positions < new), matrix, 0.0)
 
 
 def evaluate_filter(filter: Interpolation, distance: Tensor, a: float) -> Tensor:
