@@ -82,11 +82,11 @@ def test_metadata_is_saved_in_bundle_and_card(tmp_path):
 
 def test_other_files_and_hand_written_cards_are_kept(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}")
-    (tmp_path / "README.md").write_text("my model")
+    (tmp_path / "README.md").write_bytes(b"mine \xe9")
     for seed in (0, 1):
         save(random_model(VIT, seed), tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == "{}"
-    assert (tmp_path / "README.md").read_text() == "my model"
+    assert (tmp_path / "README.md").read_bytes() == b"mine \xe9"
     assert same_weights(load(tmp_path), random_model(VIT, seed=1))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

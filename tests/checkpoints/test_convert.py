@@ -4,6 +4,7 @@ import re
 import numpy as np
 import pytest
 from small_models import FAMILIES, VIT, random_model, same_weights
+from torch import nn
 
 from vitrail import CheckpointError, load, save
 from vitrail.checkpoints import save as saving
@@ -130,11 +131,19 @@ def test_metadata_survives_foreign_safetensors(tmp_path):
     assert metadata.preprocessing == load(tmp_path / "source").metadata.preprocessing
 
 
-def test_failed_verification_writes_nothing(npz, tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "max_difference", lambda one, other: 0.5)
-    with pytest.raises(CheckpointError, match="verification failed: logits differ"):
-        convert(npz, tmp_path / "out", "bundle")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz"]
+@pytest.mark.parametrize("wrong", ["logits", "weights"])
+def test_failed_verification_writes_nothing(tmp_path, monkeypatch, wrong):
+    model, other = random_model(VIT), random_model(VIT.change(numerics="timm"))
+    if wrong == "weights":  # the logits are zero whatever the body computes
+        other = random_model(VIT, seed=1)
+        for each in (model, other):
+            nn.init.zeros_(each.head.weight)
+            nn.init.zeros_(each.head.bias)
+    save(model, tmp_path / "source")
+    monkeypatch.setattr(saving, "reload", lambda *_: (other, []))
+    with pytest.raises(CheckpointError, match=f"verification failed: {wrong} differ"):
+        convert(tmp_path / "source", tmp_path / "out", "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_failed_conversion_keeps_the_old_file(npz, tmp_path):
