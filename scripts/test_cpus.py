@@ -23,7 +23,7 @@ TESTS = {
     "training": "cpu_parallel masked_patches muon objectives optim",
     "evaluation": "calibration evaluate results",
     "probing": "fewshot probes ridge teach",
-    "inspection": "attention faithfulness relevance representations rollout",
+    "inspection": "attention faithfulness relevance representations",
     "export": "onnx session",
     "prediction": "engines predictor",
     "reference": "torchvision transformers",

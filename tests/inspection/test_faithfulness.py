@@ -14,7 +14,6 @@ from vitrail.data.preprocessing import preset
 from vitrail.inspection import attention, faithfulness
 from vitrail.inspection.attention import token_offset
 from vitrail.inspection.faithfulness import (
-    blur,
     enlarge,
     evaluate_faithfulness,
     insertion_deletion,
@@ -75,20 +74,6 @@ def test_curves_are_the_mean_over_images_for_any_batch_size(trained, monkeypatch
         mean = np.mean([getattr(curves, name) for curves in alone], axis=0)
         np.testing.assert_allclose(getattr(together, name), mean, atol=1e-6)
         np.testing.assert_allclose(getattr(few, name), mean, atol=1e-6)
-
-
-def test_insertion_starts_blurred_and_deletion_ends_with_the_mean_color(trained):
-    images, classes = torch.randn(2, 3, 16, 16), torch.tensor([2, 1])
-    found = insertion_deletion(trained, images, torch.rand(2, 4, 4), classes)
-    with torch.no_grad():
-        plain = images.mean(dim=(2, 3), keepdim=True).expand_as(images)
-        whole, nothing, blurry = (
-            float(trained(x).softmax(1)[[0, 1], classes].mean())
-            for x in (images, plain, blur(images))
-        )
-    assert found.insertion[[0, -1]] == pytest.approx([blurry, whole], abs=1e-6)
-    assert found.deletion[[0, -1]] == pytest.approx([whole, nothing], abs=1e-6)
-    assert len(found.shares) == 21
 
 
 def test_center_map_is_centered_for_any_stem(tiny):

@@ -29,8 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+def data(tmp_path):
     return write_colors(tmp_path / "colors.npz")
 
 
@@ -149,16 +148,13 @@ def test_model_without_a_head_has_no_class_maps_and_no_scores(tmp_path):
     assert image.predictions == ()
 
 
-@pytest.mark.parametrize(
-    ("changes", "box"),
-    [
+def test_crop_box():
+    for changes, box in [
         ({}, (0, 0, 20, 40)),
         ({"resize": "short-side", "resize_to": (8, 8)}, (0, 10, 20, 30)),
         ({"resize_to": (16, 16)}, (5, 10, 15, 30)),
-    ],
-)
-def test_crop_box(changes, box):
-    assert crop_box(Preprocessing(size=(8, 8), **changes), 20, 40) == pytest.approx(box)
+    ]:
+        assert crop_box(Preprocessing(size=(8, 8), **changes), 20, 40) == pytest.approx(box)
 
 
 def test_files_are_found_and_unreadable_ones_named(model, tmp_path):

@@ -95,6 +95,7 @@ ADDED = {
     "learned-2d": {"position": "learned-2d"},
     "sines": {"position": "sincos-2d"},
     "shared": {"position_place": "shared"},
+    "every layer": {"position_place": "every-layer"},
 }
 
 
@@ -102,20 +103,15 @@ ADDED = {
 @pytest.mark.parametrize("grid", [None, (2, 4), (1, 1)])
 def test_positions_are_compared_by_cosine(changes, grid):
     model = awake(VIT.change(**changes))
-    position = model.encoder.positions[0] if len(model.encoder.positions) else model.position
-    (similarity,) = position_similarity(model, grid).values()
+    tables = position_similarity(model, grid)
+    if len(model.encoder.positions) > 1:
+        assert list(tables) == ["positions of layer 0", "positions of layer 1"]
     grid = grid or (3, 5)
-    rows = position.embedding(grid)[model.config.num_class_tokens :].tolist()
-    assert similarity.shape == (*grid, *grid)
-    np.testing.assert_allclose(similarity, by_loops(rows, grid), atol=1e-6)
-
-
-def test_every_layer_has_its_own_positions():
-    model = awake(VIT.change(position_place="every-layer"))
-    tables = position_similarity(model)
-    assert list(tables) == ["positions of layer 0", "positions of layer 1"]
-    rows = model.encoder.positions[1].table[1:].tolist()
-    np.testing.assert_allclose(tables["positions of layer 1"], by_loops(rows, (3, 5)), atol=1e-6)
+    positions = model.encoder.positions or [model.position]
+    for position, similarity in zip(positions, tables.values(), strict=True):
+        rows = position.embedding(grid)[model.config.num_class_tokens :].tolist()
+        assert similarity.shape == (*grid, *grid)
+        np.testing.assert_allclose(similarity, by_loops(rows, grid), atol=1e-6)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"registers": 2}])

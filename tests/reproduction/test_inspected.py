@@ -37,19 +37,6 @@ def tiny_vit(seed, **changes):
     return model
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
-    """Results of untrained models."""
-    folder = tmp_path_factory.mktemp("models")
-    models = {
-        (VIT, 0): tiny_vit(0),
-        (SHORT, 0): tiny_vit(1),
-        (SHORT, 1): tiny_vit(2),
-        (HYBRID, 0): tiny_vit(3, stem="resnet", patch_size=1, resnet_blocks=()),
-    }
-    return {key: saved(model, folder / str(n)) for n, (key, model) in enumerate(models.items())}
-
-
 def saved(model, folder):
     vitrail.save(model, folder)
     about = {"accuracy": 0.5, "fewshot": 0.5, "images": 100, "test_images": 12, "seconds": 1.0}
@@ -57,25 +44,30 @@ def saved(model, folder):
 
 
 @pytest.fixture(scope="module")
-def reports(jobs, datasets):
-    reports = {}
+def reports(datasets, tmp_path_factory):
+    """Reports on untrained models."""
+    models = {
+        (VIT, 0): tiny_vit(0),
+        (SHORT, 0): tiny_vit(1),
+        (SHORT, 1): tiny_vit(2),
+        (HYBRID, 0): tiny_vit(3, stem="resnet", patch_size=1, resnet_blocks=()),
+    }
+    folder, reports = tmp_path_factory.mktemp("models"), {}
+    jobs = {key: saved(model, folder / str(n)) for n, (key, model) in enumerate(models.items())}
     for name in ("figure6", "figure7", "figure10", "figure11"):
         own = {key: job for key, job in jobs.items() if key in grid_jobs(name, datasets)}
         reports[name] = getattr(inspected, name)(Results(name, datasets, own))
     return reports
 
 
-def similarity(of_steps):
-    """Return a table (h, w, h, w) from a function of steps down and across."""
-    down, across = np.indices((SIDE, SIDE))
-    steps = (np.abs(index[:, :, None, None] - index) for index in (down, across))
-    return of_steps(*steps)
-
-
 def structure(of_steps):
-    """Return the values of nearness, rows and columns, and whether they are significant."""
-    grid = inspected.grid_structure(similarity(of_steps))
-    values, p_values = zip(*grid.values(), strict=True)
+    """Return the values of nearness, rows and columns, and whether they are significant.
+
+    `of_steps` is the similarity (h, w, h, w) as a function of steps down and across.
+    """
+    places = np.indices((SIDE, SIDE))
+    down, across = (np.abs(index[:, :, None, None] - index) for index in places)
+    values, p_values = zip(*inspected.grid_structure(of_steps(down, across)).values(), strict=True)
     return values, [p < SIGNIFICANCE for p in p_values]
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from reproduction import jobs as module
 from reproduction.jobs import PROBE, RESULT, Job, digest, open_data, read_result, run_job, shrink
 from reproduction.runner import Runner
-from tiny_runs import SETTINGS, Recorder, write_colors
+from tiny_runs import CLASSES, SETTINGS, Recorder, write_colors
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.checkpoint import has_state
 from vitrail.training.config import ModelSettings, Settings
@@ -39,35 +39,29 @@ def changed(job, **changes):
     return replace(job, settings=replace(job.settings, **changes))
 
 
-@pytest.fixture(scope="module")
-def finished(colors, tmp_path_factory):
-    """A runner that has run three jobs, one of which fine-tunes another."""
-    first = Job(data=colors, settings=SETTINGS)
-    fine = replace(first.settings, model=ModelSettings(), seed=1)
+def test_equal_jobs_run_once_and_starts_run_first(job, tmp_path):
+    fine = replace(job.settings, model=ModelSettings(), seed=1)
     jobs = {
-        ("first", 0): first,
-        ("same", 0): replace(first),
-        ("fine", 1): Job(data=colors, settings=fine, start=first, images=30),
+        ("first", 0): job,
+        ("same", 0): replace(job),
+        ("fine", 1): replace(job, settings=fine, start=job, images=30),
     }
     names, progress = [], []
     calls = {"on_result": lambda name, result: names.append(name)}
     calls["on_progress"] = lambda *state: progress.append(state)
-    runner = Runner(tmp_path_factory.mktemp("runner"), 2, **calls)
-    return runner, jobs, runner.results(jobs), names, progress
-
-
-def test_equal_jobs_run_once_and_starts_run_first(finished):
-    runner, jobs, results, names, progress = finished
+    runner = Runner(tmp_path, 2, **calls)
+    results = runner.results(jobs)
     assert runner.results(jobs) == results  # not run again
-    assert 0 <= results["fine", 1].accuracy <= 1
-    assert 0 <= results["fine", 1].fewshot <= 1
-    assert results["fine", 1].images == SETTINGS.steps * SETTINGS.batch_size
-    assert (results["fine", 1].folder / "model.safetensors").exists()
     assert names == ["first, seed 0", "fine, seed 1"]
     assert results["first", 0] == results["same", 0]
-    assert len(list((runner.folder / "jobs").iterdir())) == 2
+    assert len(list((tmp_path / "jobs").iterdir())) == 2
     assert progress[0][:2] == (0, 2)
     assert progress[0][2] > 0
+    tuned = results["fine", 1]
+    assert 0 <= tuned.accuracy <= 1
+    assert 0 <= tuned.fewshot <= 1
+    assert tuned.images == SETTINGS.steps * SETTINGS.batch_size
+    assert (tuned.folder / "model.safetensors").exists()
 
 
 def test_digest_depends_on_everything(job, tmp_path):
@@ -117,24 +111,16 @@ def test_a_job_killed_before_its_evaluation_is_only_evaluated(job, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == weights
 
 
-def test_half_of_the_classes_is_a_dataset_of_its_own(tmp_path):
-    rng = np.random.default_rng(0)
-    parts = {}
-    for split, count in (("train", 24), ("test", 12)):
-        labels = np.arange(count) % 4
-        pixels = rng.integers(0, 250, (count, 8, 8, 3)).astype(np.uint8)
-        pixels[:, 0, 0, 0] = labels
-        parts |= {f"x_{split}": pixels, f"y_{split}": labels}
-    np.savez(tmp_path / "four.npz", **parts, class_names=np.array(list("abcd")))
-    whole = Job(data=str(tmp_path / "four.npz"), settings=SETTINGS)
-    for half, classes, first in (("even", ("a", "c"), 0), ("odd", ("b", "d"), 1)):
-        data = open_data(replace(whole, half=half))
-        for samples, count in ((data.train, 12), (data.held_out["test"], 6)):
+def test_half_of_the_classes_is_a_dataset_of_its_own(job):
+    halves = {"even": (("red", "blue"), 40, 16), "odd": (("green",), 20, 8)}
+    for half, (classes, *counts) in halves.items():
+        data = open_data(replace(job, half=half))
+        for samples, count in zip((data.train, data.held_out["test"]), counts, strict=True):
             assert samples.classes == classes
             assert len(samples) == count
             for sample in samples:
-                assert sample.data[0, 0, 0] == 2 * sample.label + first
-    assert digest(replace(whole, half="odd")) != digest(replace(whole, half="even"))
+                assert sample.data.mean((0, 1)).argmax() == CLASSES.index(classes[sample.label])
+    assert digest(replace(job, half="odd")) != digest(replace(job, half="even"))
 
 
 def test_the_probe_is_evaluated_on_other_images_than_it_is_fitted_to(job):
@@ -232,10 +218,8 @@ def test_interrupted_jobs_resume_and_workers_end(how, colors, tmp_path):
     wait_for(lambda: not workers_of(process.pid), 60)
     first = checkpoints(out / "jobs")[0]
     if how == signal.SIGKILL:
-        jobs, log = (
-            {digest(job): job for job in (long_job(colors, s) for s in range(2))},
-            Recorder(),
-        )
+        jobs = {digest(job): job for job in (long_job(colors, seed) for seed in range(2))}
+        log = Recorder()
         assert run_job(jobs[first.name], first, callback=log)
         assert any(line.startswith("resumed at step") for line in log.lines)
         assert read_result(first) is not None

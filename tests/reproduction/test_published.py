@@ -47,27 +47,16 @@ def test_a_model_may_be_named_without_its_pretraining_where_that_is_unique():
         full_name("table5", "ViT-X/16")
 
 
-def rows_of(family):
-    rows = (row for row in TABLE6 if row.family == family)
-    return sorted(rows, key=lambda row: row.exaflops)
-
-
-def vit_frontier():
-    """Return the ViTs that no cheaper one beats."""
-    best = []
-    for row in rows_of("ViT"):
-        if not best or row.average > best[-1].average:
-            best.append(row)
-    return best
-
-
 def gaps_to_vit(family):
-    """Return each row within ViT's range of compute, cheapest first, with its lead over a ViT of
-    equal compute and its compute relative to a ViT of equal accuracy (None out of range)."""
-    vits, gaps = vit_frontier(), []
+    """Return each row within ViT's range of compute with its lead over a ViT of equal compute, and
+    its compute relative to a ViT of equal accuracy (None out of range)."""
+    vits, gaps = [], []
+    for row in sorted(TABLE6, key=lambda row: row.exaflops):
+        if row.family == "ViT" and (not vits or row.average > vits[-1].average):
+            vits.append(row)  # which no cheaper one beats
     compute, accuracy = np.log([vit.exaflops for vit in vits]), [vit.average for vit in vits]
-    for row in rows_of(family):
-        if compute[0] <= np.log(row.exaflops) <= compute[-1]:
+    for row in TABLE6:
+        if row.family == family and compute[0] <= np.log(row.exaflops) <= compute[-1]:
             lead = row.average - float(np.interp(np.log(row.exaflops), compute, accuracy))
             ratio = row.exaflops / float(np.exp(np.interp(row.average, accuracy, compute)))
             gaps.append((row, lead, ratio if row.average >= accuracy[0] else None))

@@ -1,7 +1,9 @@
 """Reports as Markdown and JSON."""
 
 import json
+import math
 import re
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from reproduction import report as module
+from reproduction.figures import Point, dot_chart, line_chart
 from reproduction.report import TEXT, Figure, Report, Table, anchor, markdown, section, write
 from vitrail.errors import DataError
 
@@ -52,11 +55,7 @@ def test_the_summary_links_to_every_section_and_counts_verdicts():
     assert [name for name, _ in links] == ["table1", "table8", "table2"]
     assert [place for _, place in links] == [anchor(words) for words in headings[1:]]
     assert "Verdicts: holds in part 1, checked 2." in page
-
-
-def test_anchors_are_those_of_github():
-    assert anchor("table8: Positions, 1-D & 2-D") == "table8-positions-1-d--2-d"
-    assert anchor("figure5: `ViT` at equal FLOPs?") == "figure5-vit-at-equal-flops"
+    assert anchor("figure5: `ViT`, 1-D & 2-D?") == "figure5-vit-1-d--2-d"  # as GitHub's
 
 
 def test_a_section_contains_its_report():
@@ -122,3 +121,38 @@ def test_data_is_valid_json(tmp_path):
     text = (tmp_path / "report.json").read_text(encoding="utf-8")
     read_back = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert read_back["data"] == {"a": 0.5, "b": [0, 1], "x, 1": [1, 2], "nan": None}
+
+
+EVIL = "a<b>&\"'</svg><script>x</script>"
+
+
+def panel(lines, **options):
+    return {"title": "here", "x_label": "images", "y_label": "accuracy", **options}, lines
+
+
+def curve(half=0.0):
+    return [Point(x, 0.6 + 0.05 * n, half) for n, x in enumerate((1e3, 1e4, 6e4))]
+
+
+CHARTS = {
+    "two panels": lambda: line_chart([panel({"ViT": curve(0.1), "BiT": curve()})] * 2),
+    "points": lambda: line_chart([panel({"ViT": curve()}, joined=False, log_x=False)]),
+    "many lines": lambda: line_chart([panel({f"line {n}": curve() for n in range(12)})]),
+    "one point": lambda: line_chart([panel({"ViT": [Point(60_000, 0.5)]})]),
+    "missing value": lambda: line_chart([panel({"a": [Point(1, 0.5), Point(2, math.nan)]})]),
+    "names are text": lambda: line_chart([panel({EVIL: curve()})]),
+    "dots": lambda: dot_chart({"published": {"a": Point(0, 0.6)}, "b": {"a": Point(0, 0.5, 0.1)}}),
+    "missing row": lambda: dot_chart({"a": {"x": Point(0, 0.6)}, "b": {"y": Point(0, 0.5)}}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_is_a_self_contained_file(name):
+    content = CHARTS[name]()
+    root = ET.fromstring(content)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not [element for element in root.iter() if element.tag.endswith("script")]
+    loaded = re.findall(r'(?:href|src)="([^"]*)"', content.decode())
+    assert all(place.startswith("#") for place in loaded)
+    assert CHARTS[name]() == content  # to the byte
