@@ -1,5 +1,3 @@
-"""Tables, the progress line of a pass over images, and the live view of a run."""
-
 import io
 import shlex
 import sys

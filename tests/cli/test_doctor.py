@@ -1,5 +1,3 @@
-"""`vitrail doctor` on made-up machines and on this one."""
-
 import json
 import re
 import tomllib

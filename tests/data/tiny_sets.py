@@ -1,16 +1,14 @@
 """Small datasets in every format, for tests."""
 
-import io
 from pathlib import Path
 
 import numpy as np
+from odd_images import saved
 from PIL import Image
 
 
 def png(value: int, size: tuple[int, int] = (4, 5)) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size, (value % 256,) * 3).save(buffer, "PNG")
-    return buffer.getvalue()
+    return saved(Image.new("RGB", size, (value % 256,) * 3), "PNG")
 
 
 def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -22,9 +20,7 @@ def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def jpeg(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=95, subsampling=0)
-    return buffer.getvalue()
+    return saved(pixels, "JPEG", quality=95, subsampling=0)
 
 
 def make_folder(root: Path, counts: dict[str, int]) -> Path:
