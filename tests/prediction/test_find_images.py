@@ -1,5 +1,3 @@
-"""Image arguments: files, folders, patterns, and standard input."""
-
 import io
 import re
 from pathlib import Path

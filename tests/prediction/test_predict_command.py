@@ -1,5 +1,3 @@
-"""`vitrail predict`: output as text, JSON, CSV and features, and the exit status."""
-
 import csv
 import io
 import json

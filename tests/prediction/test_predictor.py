@@ -1,5 +1,3 @@
-"""Predictions for every kind of image, in order, with errors for unreadable ones."""
-
 import io
 from dataclasses import replace
 
