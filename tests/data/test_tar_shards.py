@@ -1,11 +1,8 @@
-"""Shards are indexed by their headers, in every tar format, and never trusted."""
-
 import io
 import os
 import pickle
 import random
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,7 @@ from processes import fork
 from vitrail.cli.dataset import Pack
 from vitrail.data.datasets import Sample, open_dataset, split_counts
 from vitrail.data.provenance import fingerprint
-from vitrail.data.tar_shards import MAX_SHARD_BYTES, build_index, expand_braces, pack, write_shards
+from vitrail.data.tar_shards import build_index, expand_braces, pack, write_shards
 from vitrail.errors import ConfigError, DataError
 from vitrail.planning.request import resident_bytes
 
@@ -81,9 +78,6 @@ def test_arrays_splits_and_multiple_labels_survive_packing(tmp_path):
         for sample, image in zip(packed, images, strict=True):
             decoded = np.asarray(Image.open(io.BytesIO(sample.data)))
             assert np.array_equal(decoded, image.reshape(decoded.shape))
-    np.savez(tmp_path / "six.npz", x_train=pixels(5, (9, 9, 6)), y_train=np.arange(5))
-    with pytest.raises(DataError, match="6 channels cannot be packed"):
-        list(pack(str(tmp_path / "six.npz"), tmp_path / "six"))
     folder = make_folder(tmp_path / "set", {"cat": 20, "dog": 20})
     list(pack(str(folder), tmp_path / "split"))
     for split in ("train", "val", "test"):
@@ -100,7 +94,6 @@ def test_pack_writes_whole_shards_and_overwrites_none(tmp_path, capsys):
     folder, shards = make_folder(tmp_path / "set", {"train/cat": 3, "val/cat": 1}), tmp_path / "a"
     Pack(source=str(folder), destination=tmp_path / "text").run()
     assert "train-000000.tar  3 images" in capsys.readouterr().out
-    assert Pack(source="", destination=Path()).max_bytes == MAX_SHARD_BYTES
     list(pack(str(folder), shards, split="validation"))
     with pytest.raises(DataError, match=r"already contains val-000000\.tar"):
         list(pack(str(folder), shards))
@@ -265,7 +258,7 @@ def test_cached_index_is_optional_and_valid_only_for_the_same_file(tmp_path, mon
     assert list(tmp_path.iterdir()) == [path]
     open_dataset(path, "all")
     (cache,) = set(tmp_path.iterdir()) - {path}
-    assert f"`{cache.name}`" in (DOCS / "data.md").read_text(encoding="utf-8")
+    assert f"`{cache.name}`" in (DOCS / "commands.md").read_text(encoding="utf-8")
     before = cache.stat().st_mtime_ns
     assert fingerprint(open_dataset(path, "all")) == first
     assert cache.stat().st_mtime_ns == before
@@ -367,14 +360,8 @@ def test_other_files_are_not_tars(tmp_path, data, message):
         open_dataset(tmp_path / "a.tar")
 
 
-def test_headers_and_labels_have_linear_cost(tmp_path):
-    """Each of n records was cut off the rest by a copy: 50,000 took 1.4 s, 400,000 a minute."""
+def test_images_of_one_label_share_its_bytes(tmp_path):
     path = tmp_path / "a.tar"
-    records = b"6 a=b\n" * 400_000 + b"18 path=dog/2.jpg\n"
-    path.write_bytes(member("x", records, tarfile.XHDTYPE) + IMAGE)
-    begun = time.process_time()
-    assert list(build_index(str(path)).names) == ["dog/2.jpg"]
-    assert time.process_time() - begun < 8
     images = b"".join(member(f"a.{number}.jpg", b"") for number in range(1000))
     path.write_bytes(images + member("a.cls", b"9" * 2**20) + bytes(1024))
     assert len(build_index(str(path)).labels.bytes) == 2**20

@@ -4,14 +4,13 @@ import torch
 from PIL import Image
 from tiny_sets import jpeg, photograph
 
-from vitrail import ConfigError, Preprocessing
+from vitrail import ConfigError
 from vitrail.data.decode import decode
 from vitrail.data.preprocessing import Augmentation, preset
 from vitrail.data.transforms import (
     PILLOW_FILTERS,
     EvalTransform,
     TrainTransform,
-    normalize,
     reflect_indices,
     resize,
 )
@@ -54,12 +53,9 @@ def test_google_preset_decodes_at_full_size_without_antialiasing(backend):
     data = jpeg(pixels)
     exact = by_hand(decode(data, backend="pillow"), (48, 56))
     how = preset("google", (48, 56))
-    for transform in (
-        EvalTransform(preprocessing=how, backend=backend),
-        TrainTransform(
-            preprocessing=how, augmentation=Augmentation(crop="whole", flip=False), backend="pillow"
-        ),
-    ):
+    whole = Augmentation(crop="whole", flip=False)
+    train = TrainTransform(preprocessing=how, augmentation=whole, backend="pillow")
+    for transform in (EvalTransform(preprocessing=how, backend=backend), train):
         ours = transform(data, np.random.default_rng(0)).permute(1, 2, 0).numpy()
         assert np.abs(ours - exact).max() <= 0.51  # rounded to whole levels
     smooth = EvalTransform(preprocessing=preset("transformers", (48, 56)), backend=backend)
@@ -84,22 +80,6 @@ def test_scaled_decoding_only_with_antialiasing(monkeypatch):
     assert asked == [None, (8, 8)]
 
 
-def test_aspect_ratio_is_ignored_or_the_center_cropped():
-    pixels = np.zeros((40, 80, 3), np.uint8)
-    pixels[:, 40:] = 255
-    out = EvalTransform(preprocessing=preset("google", (16, 16)))(pixels)
-    assert out.shape == (3, 16, 16)
-    assert (out[:, :, :7] == 0).all()
-    assert (out[:, :, 9:] == 255).all()
-    pixels[:, 50:] = 0
-    pixels[:, 30:50] = 255  # the middle quarter of the width
-    how = Preprocessing(size=(20, 20), resize="short-side", resize_to=(20, 20))
-    out = EvalTransform(preprocessing=how)(pixels)  # 20 x 40, of which 10 to 30 stays
-    assert out.shape == (3, 20, 20)
-    assert (out[0, :, 7:13] == 255).all()
-    assert (out[0, :, :3] == 0).all()
-
-
 AUGMENTATIONS = {
     "plain": Augmentation(),
     "padded": Augmentation(crop="padded", padding=40),
@@ -114,9 +94,8 @@ AUGMENTATIONS = {
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_train_transform_depends_only_on_the_generator(name, channels):
     how = preset("google", (32, 24), channels)
-    transform = TrainTransform(
-        preprocessing=how, augmentation=AUGMENTATIONS[name], channels=channels
-    )
+    options = {"augmentation": AUGMENTATIONS[name], "channels": channels}
+    transform = TrainTransform(preprocessing=how, **options)
     data = jpeg(photograph(90, 120))
     outs = [transform(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3, 4)]
     assert all(out.shape == (channels, 32, 24) and out.dtype == torch.uint8 for out in outs)
@@ -145,11 +124,7 @@ def test_train_transform_preserves_six_channels():
             TrainTransform(augmentation=Augmentation(**color), **how)
 
 
-def test_normalize_padding_and_errors():
-    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
-    how = Preprocessing(size=(4, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
-    mean, std = (torch.tensor(v)[:, None, None] for v in (how.mean, how.std))
-    torch.testing.assert_close(normalize(images, how), (images / 255 - mean) / std)
+def test_padding_and_errors():
     with pytest.raises(ConfigError, match="crop_area"):
         Augmentation(crop_area=(0.0, 1.0))
     with pytest.raises(ConfigError, match="images of 2 channels do not fit a model of 3"):
