@@ -15,6 +15,7 @@ MALLOC_MMAP_THRESHOLD_=65536 in the environment, tensors are mapped one by one a
 """
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -136,11 +137,6 @@ class AllocationRecorder(TorchDispatchMode):
         for tensor in tensors:
             self.parts[self.block_of[tensor.untyped_storage()._cdata]] = part
 
-    def peak(self, begin: int) -> int:
-        """Return the most bytes at once, beyond those allocated before event `begin`."""
-        changes = [self.sizes[block] * sign for block, sign in self.events[begin:]]
-        return int(np.cumsum(changes).max(initial=0))
-
 
 def trace_step(
     config: Config, settings: Settings, *, accumulate: int, precision: torch.dtype
@@ -176,17 +172,14 @@ def record_step(
     if settings.lora is not None:
         add_lora(model, settings.lora)
 
-    class NoIndices:
-        def tolist(self) -> list[int]:
-            return []
-
     def batches() -> Iterator[Batch]:
         while True:
             pixels = torch.empty((images, config.channels, *size), dtype=torch.uint8)
-            yield Batch(pixels, torch.zeros(images, dtype=torch.long), NoIndices())  # pyright: ignore
+            indices: Any = np.zeros(0)  # a fake tensor has no `tolist`
+            yield Batch(pixels, torch.zeros(images, dtype=torch.long), indices)
 
     with FakeTensorMode(allow_non_fake_inputs=True), recorder:
-        materialize(model)
+        model.to_empty(device="cpu")  # fake weights, which the recorder sees
         if settings.machine.checkpointing:
             model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
         objective = make_objective(model, settings)
@@ -225,21 +218,12 @@ def trace_evaluation(config: Config, images: int) -> int:
     """Return the peak bytes, beside the weights, of a forward pass without gradients."""
     model, recorder = build(config), AllocationRecorder()
     with FakeTensorMode(allow_non_fake_inputs=True), recorder, torch.no_grad():
-        materialize(model.eval())
+        model.eval().to_empty(device="cpu")
         begin = len(recorder.events)
         shape = (images, config.channels, *pair(config.image_size))
         model(normalize(torch.empty(shape, dtype=torch.uint8), preprocessing_for(config)))
-        return recorder.peak(begin)
-
-
-def materialize(model: nn.Module) -> None:
-    """Replace weights on the meta device by fake ones, which the recorder sees."""
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(
-                    torch.empty(parameter.shape), requires_grad=parameter.requires_grad
-                )
+        changes = [recorder.sizes[block] * sign for block, sign in recorder.events[begin:]]
+        return int(np.cumsum(changes).max(initial=0))
 
 
 def preprocessing_for(config: Config) -> Preprocessing:
@@ -313,13 +297,7 @@ def largest_batch(
         tensors = sum(step_parts(trace, request, config, images).values())
         return memory.process + tensors * (1 + memory.fragmentation_share) <= free
 
-    low, high = 0, 1
-    while fits(high) and high < 2**24:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, 2**24), True, key=lambda images: not fits(images))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +307,8 @@ class Plan:
     cost: Cost
     precision: str
     micro_batch: int
+    accumulate: int  # micro-batches of a step
+    exaflops: float | None  # of the whole run, if its length is known
     memory: Memory  # of one device
     free: int  # bytes on this machine's device
     largest_batch: int | None  # images at once that fit there; None for several devices
@@ -336,19 +316,10 @@ class Plan:
     utilization: float
     notes: list[str]
 
-    @property
-    def accumulate(self) -> int:
-        return self.request.images_per_device // self.micro_batch
-
-    @property
-    def exaflops(self) -> float | None:
-        """Of the whole run, if its length is known."""
-        if self.request.images is None or self.request.epochs is None:
-            return None
-        return self.cost.training * self.request.images * self.request.epochs / EXA
-
     def to_dict(self) -> dict[str, Any]:
         request, memory = self.request, self.memory
+        names = ("batch_size", "optimizer", "lora", "average", "checkpointing", "devices")
+        names += ("strategy", "images", "epochs")
         return {
             "model": name_of(self.config),
             "image_size": self.config.image_size,
@@ -356,16 +327,10 @@ class Plan:
             "parameters": self.cost.parameters,
             "tokens": self.cost.tokens,
             "flops": {"forward": self.cost.forward, "training": self.cost.training},
-            "batch_size": request.batch_size,
+            **{name: getattr(request, name) for name in names},
             "micro_batch": self.micro_batch,
             "accumulate": self.accumulate,
-            "optimizer": request.optimizer,
-            "lora": request.lora,
-            "average": request.average,
-            "checkpointing": request.checkpointing,
             "precision": self.precision,
-            "devices": request.devices,
-            "strategy": request.strategy,
             "memory": {
                 "peak": memory.peak,
                 "tensors": memory.tensors,
@@ -379,8 +344,6 @@ class Plan:
             "free": self.free,
             "largest_batch": self.largest_batch,
             "time": self.time(),
-            "images": request.images,
-            "epochs": request.epochs,
             "exaflops": self.exaflops,
             "utilization": self.utilization,
             "accelerators": self.days(),
@@ -491,12 +454,17 @@ def make_plan(
             )
     if request.devices == 1:
         fitting = largest_batch(trace, request, config, memory, free)
+    cost, exaflops = cost_of(config), None
+    if images is not None and epochs is not None:
+        exaflops = cost.training * images * epochs / EXA
     return Plan(
         request=request,
         config=config,
-        cost=cost_of(config),
+        cost=cost,
         precision=str(precision).removeprefix("torch."),
         micro_batch=micro_batch,
+        accumulate=accumulate,
+        exaflops=exaflops,
         memory=memory,
         free=free,
         largest_batch=fitting,
