@@ -10,7 +10,7 @@ from tiny_models import awake
 from tiny_runs import CLASSES, write_colors
 from vitrail.cli import main
 from vitrail.cli.compare import report
-from vitrail.evaluation.compare import ClassChange, compare_results, mcnemar, paired_difference
+from vitrail.evaluation.compare import ClassChange, compare_results, mcnemar
 from vitrail.evaluation.results import Predictions
 
 
@@ -28,7 +28,9 @@ def test_mcnemar_and_interval_equal_published_values():
     assert mcnemar(10, 2) == pytest.approx(2 * (1 + 12 + 66) / 2**12)
     assert mcnemar(2, 10) == mcnemar(10, 2)
     # Agresti & Min 2005: prime minister's ratings, 150 and 86 of 1,600 changed
-    value, low, high = paired_difference(86, 150, 1600)
+    first, second = np.ones((2, 1600), bool)
+    first[:86] = second[86:236] = False
+    value, low, high = compare_results(result(first), result(second)).difference
     assert value == -64 / 1600
     assert (low, high) == pytest.approx((-0.0587, -0.0212), abs=2e-4)
 

@@ -33,6 +33,7 @@ class ClassChange(NamedTuple):
 class Comparison:
     """Model B relative to model A."""
 
+    samples: int  # images that both could read
     accuracy: tuple[float, float]
     difference: Estimate  # of accuracy, B minus A
     p_value: float  # of McNemar's exact test
@@ -44,10 +45,6 @@ class Comparison:
     indices: np.ndarray  # (N,) of all compared images
     predicted: tuple[tuple[str, ...], tuple[str, ...]]  # classes of A and B, (N,) each
     labels: tuple[str, ...]  # (N,)
-
-    @property
-    def samples(self) -> int:
-        return len(self.indices)
 
     @property
     def verdict(self) -> str:
@@ -97,10 +94,15 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
         own = labels == name
         plus, minus = int(gained[own].sum()), int(lost[own].sum())
         classes.append(ClassChange(str(name), int(own.sum()), plus, minus, mcnemar(plus, minus)))
+    more, less, n = int(gained.sum()), int(lost.sum()), len(shared) + 2
+    # Agresti & Min 2005: Wald's interval after adding half an image to each cell of the table.
+    value, middle = (more - less) / len(shared), (more - less) / n
+    spread = 1.96 * math.sqrt(more + less + 1 - (more - less) ** 2 / n) / n
     return Comparison(
+        samples=len(shared),
         accuracy=(float(correct[0].mean()), float(correct[1].mean())),
-        difference=paired_difference(int(gained.sum()), int(lost.sum()), len(shared)),
-        p_value=mcnemar(int(gained.sum()), int(lost.sum())),
+        difference=Estimate(value, min(middle - spread, value), max(middle + spread, value)),
+        p_value=mcnemar(more, less),
         agreement=float((predicted[0] == predicted[1]).mean()),
         ece=(first.calibration.ece, second.calibration.ece),
         classes=tuple(sorted(classes, key=lambda c: (c.gained - c.lost, c.name))),
@@ -115,15 +117,3 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
 def mcnemar(gained: int, lost: int) -> float:
     """Return the two-sided p-value of McNemar's exact test; 1 without flipped images."""
     return min(1.0, 2 * binomial_cdf(min(gained, lost), gained + lost, 0.5))
-
-
-def paired_difference(gained: int, lost: int, samples: int) -> Estimate:
-    """Return (gained - lost) / samples with its 95 % interval (Agresti & Min 2005).
-
-    Wald's interval after adding half an image to each cell of the table.
-    """
-    n = samples + 2
-    middle = (gained - lost) / n
-    spread = 1.96 * math.sqrt(gained + lost + 1 - (gained - lost) ** 2 / n) / n
-    value = (gained - lost) / samples
-    return Estimate(value, min(middle - spread, value), max(middle + spread, value))

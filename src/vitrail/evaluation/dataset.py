@@ -5,7 +5,7 @@ Also ImageNet-ReaL labels (Beyer et al. 2020, arXiv:2006.07159).
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,6 @@ from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.datasets import (
     ALL,
     Dataset,
-    ImageDataset,
     LabelSets,
     Sample,
     canonical_split,
@@ -36,7 +35,9 @@ REAL_NUMBER = re.compile(r"val_(\d{8})\.")
 def open_evaluation_split(
     data: Dataset | str | PathLike[str], split: str | None, metadata: Metadata
 ) -> tuple[Dataset, list[str]]:
-    """Open a split, with notes on the choice; a dataset used in training is split as it was then.
+    """Open a split, with notes on the choice and warnings if the model may have seen its images.
+
+    A dataset used in training is split as it was then.
 
     Default: test, else val; all of a dataset without stated splits, unless the model was trained
     on it.
@@ -54,43 +55,29 @@ def open_evaluation_split(
             split = evaluation_split(data, splits=splits) or last
     source = open_dataset(data, split, splits=splits)
     notes = [f"split: {split}", *source.notes]
-    notes += overlap_notes(data, canonical_split(split), source, origin, own=splits is not None)
-    return source, notes
-
-
-def overlap_notes(
-    data: str | PathLike[str],
-    split: str,
-    source: ImageDataset,
-    origin: DataProvenance,
-    *,
-    own: bool,
-) -> Iterator[str]:
-    """Warn if the model was, or may have been, trained on images of this split.
-
-    `own` is a dataset whose train split the model was trained on.
-    """
+    split = canonical_split(split)
     stated = split == ALL or split in source.index.split_names
     if fingerprint(source) == origin.fingerprint:
-        yield "the model was trained on exactly these images"
+        notes.append("the model was trained on exactly these images")
     elif contains_any(source, origin.samples) or (split not in HELD_OUT and origin.is_at(data)):
-        yield "the model was trained on some of these images"
-    elif own and not stated:
+        notes.append("the model was trained on some of these images")
+    elif splits is not None and not stated:  # cut from the dataset of the train split as then
         if fingerprint(open_dataset(data, "train", splits=origin.splits)) != origin.fingerprint:
-            yield (
+            notes.append(
                 "the train split has changed since training; the model may have been trained on a "
                 "few of these images"
             )
     elif split not in HELD_OUT and not origin.samples:
-        yield (
+        notes.append(
             "the model's training data is not recorded; if it contained some of these images, "
             f"{OPTIMISTIC}"
         )
     if taught := [name for name in origin.taught if name in source.classes]:
-        yield (
+        notes.append(
             f"the images used to teach {comma_list(taught, quoted=True)} are not recorded; if some "
             f"of them are in this split, {OPTIMISTIC}"
         )
+    return source, notes
 
 
 class RelabeledSource:
