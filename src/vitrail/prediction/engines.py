@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,20 +28,6 @@ TIMING_SECONDS = 2.0  # that auto measures, shared by the engines
 TIMING_BATCH_SIZE = 8
 GUARD_IMAGES = 256  # images that int8 is measured on, at most
 Log = Callable[[str], None]
-
-
-class Engine(Protocol):
-    """Normalized images (B, C, H, W) to logits and features."""
-
-    name: str
-
-    def __call__(self, images: Tensor, /) -> Tensor:
-        """Return logits (B, K), on the CPU."""
-        ...
-
-    def features(self, images: Tensor, /) -> Tensor:
-        """Return features (B, D), on the CPU."""
-        ...
 
 
 class TorchEngine:
@@ -65,11 +51,13 @@ class TorchEngine:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
+        """Return logits (B, K) of normalized images (B, C, H, W), on the CPU."""
         with self.in_eval_mode():
             return self.model(images.to(self.device)).float().cpu()
 
     @torch.inference_mode()
     def features(self, images: Tensor) -> Tensor:
+        """Return features (B, D) of normalized images, on the CPU."""
         with self.in_eval_mode():
             return self.model.features(images.to(self.device)).float().cpu()
 
@@ -77,6 +65,9 @@ class TorchEngine:
         """Switch to eval mode; a model that is in it is not touched, so threads may share it."""
         training = any(module.training for module in self.modules)
         return eval_mode(self.model) if training else nullcontext()
+
+
+Engine = TorchEngine | session.OnnxEngine
 
 
 @dataclass(frozen=True, kw_only=True)
