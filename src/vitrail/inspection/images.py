@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from vitrail.data.datasets import Dataset
 from vitrail.data.decode import open_image, to_rgb
 from vitrail.data.folders import walk_images
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.storage import read_file
 from vitrail.data.transforms import EvalTransform, normalize, resize, short_side_size
 from vitrail.errors import DataError
 from vitrail.models.vit import Model
@@ -69,14 +68,6 @@ def crop_box(config: Preprocessing, height: int, width: int) -> Box:
     down, across = config.size[0] / size[0] * height, config.size[1] / size[1] * width
     top, left = (height - down) / 2, (width - across) / 2
     return Box(top, left, top + down, left + across)
-
-
-def load_file(model: Model, path: Path) -> InputImage:
-    """Load an image file; a `DataError` names it if it cannot be read."""
-    try:
-        return load_image(model, read_file(fspath(path)), name=path.name)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def load_samples(

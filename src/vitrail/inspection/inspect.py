@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import islice
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset
+from vitrail.data.storage import read_file
 from vitrail.errors import ConfigError, DataError, renamed_attribute, unknown
 from vitrail.evaluation.results import no_readable_images
 from vitrail.extras import install_hint
@@ -36,7 +37,7 @@ from vitrail.inspection.images import (
     InputImage,
     evenly_spaced,
     find_images,
-    load_file,
+    load_image,
     load_samples,
 )
 from vitrail.inspection.relevance import CLASS_AGNOSTIC, CLASS_SPECIFIC, METHODS, Fuse, rollout
@@ -174,7 +175,12 @@ def inspect_model(
 
     skipped: dict[str, str] = {}
     with eval_mode(model):
-        inputs = [load_file(model, path) for path in paths[:MAX_IMAGES]]
+        inputs = []
+        for path in paths[:MAX_IMAGES]:
+            try:
+                inputs.append(load_image(model, read_file(fspath(path)), name=path.name))
+            except DataError as error:
+                raise DataError(f"{path}: {error}") from None
         if not inputs and dataset is not None:
             rows = evenly_spaced(len(dataset), DEFAULT_IMAGES)
             inputs = list(load_samples(model, dataset, rows, skipped))
