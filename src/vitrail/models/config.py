@@ -221,11 +221,6 @@ class VitConfig(BaseConfig):
         return self.num_class_tokens + self.registers
 
     @property
-    def num_layer_positions(self) -> int:
-        """Position embeddings inside the encoder: none, one shared by all layers, or one each."""
-        return {"shared": 1, "every-layer": self.depth}.get(self.position_place or "stem", 0)
-
-    @property
     def num_tokens(self) -> int:
         """Patches and prefix tokens, N in shape comments."""
         return self.grid[0] * self.grid[1] + self.num_prefix

@@ -157,7 +157,9 @@ class Encoder(nn.Module):
         last = max(1, config.depth - 1)
         blocks = [Block(config, config.drop_path * index / last) for index in range(config.depth)]
         self.blocks = cast(list[Block], nn.ModuleList(blocks))  # for the type checker
-        positions = [POS_EMBEDS[config.position](config) for _ in range(config.num_layer_positions)]
+        # Positions inside the encoder: none, one shared by all layers, or one each.
+        count = {"shared": 1, "every-layer": config.depth}.get(config.position_place or "stem", 0)
+        positions = [POS_EMBEDS[config.position](config) for _ in range(count)]
         self.positions = cast(list[Any], nn.ModuleList(positions))
         norm, eps = NORMS[config.norm], config.numerics.norm_eps
         self.pre_norm = norm(config.width, eps=eps) if config.pre_norm else None

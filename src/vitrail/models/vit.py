@@ -201,7 +201,7 @@ class VisionTransformer(nn.Module):
         if merge is None or merge < 0:
             raise ConfigError(f"merge={pairs!r} must be an integer >= 0, pairs per block; 0 is off")
         axial = self.config.attention == "axial"
-        if merge and (axial or self.config.num_layer_positions):
+        if merge and (axial or self.encoder.positions):
             position = f"position={self.config.position!r} in the encoder layers"
             raise ConfigError(
                 f"merge={merge} removes tokens from the grid that "
