@@ -3,9 +3,11 @@
 import asyncio
 import io
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -148,6 +150,27 @@ async def closed_loop(
     await asyncio.gather(*(client() for _ in range(clients)))
     results.seconds = time.perf_counter() - start
     return results
+
+
+def exchange(port: int, *items: bytes, replies: int = 0, wait: float | None = None) -> bytes:
+    """Everything received for raw bytes: until the server closes, or sent so many responses, or for
+    so many seconds."""
+    with socket.create_connection(("127.0.0.1", port), timeout=wait or TIMEOUT) as link:
+        with suppress(ConnectionError):
+            for piece in items:
+                link.sendall(piece)
+        reply = b""
+        try:
+            while data := link.recv(65536):
+                reply += data
+                if replies and reply.count(b"HTTP/1.1 ") == replies and reply.endswith(b"}"):
+                    break
+        except TimeoutError:
+            if wait is None:
+                raise
+        except ConnectionResetError:
+            reply += b"RESET"
+        return reply
 
 
 def raw(path: str, data: bytes, kind: str = "image/jpeg") -> bytes:

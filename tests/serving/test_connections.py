@@ -1,17 +1,13 @@
-"""Behavior over real connections: slow and broken clients, overload, shutdown."""
-
 import asyncio
 import itertools
 import json
 import random
-import signal
 import socket
 import threading
 import time
-from contextlib import suppress
 
 import pytest
-from raw_client import closed_loop, connect, form, get, head, malformed, raw, run
+from raw_client import closed_loop, connect, exchange, form, get, head, malformed, raw, run
 from serving_helpers import blocked_batcher, encoded_image, is_idle, metric, served, wait_for
 
 from vitrail.serving import limits, protocol
@@ -29,35 +25,7 @@ CHUNKED = (
 CHUNKED_PREDICT = CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(PNG), PNG)
 
 
-def exchange(port, *items, replies=0, wait=30.0):
-    """Everything received for raw bytes, until the server closes, or sent so many responses."""
-    with socket.create_connection(("127.0.0.1", port), timeout=wait) as link:
-        with suppress(ConnectionError):
-            for piece in items:
-                link.sendall(piece)
-        reply = b""
-        try:
-            while data := link.recv(65536):
-                reply += data
-                if replies and reply.count(b"HTTP/1.1 ") == replies and reply.endswith(b"}"):
-                    return reply
-        except TimeoutError:
-            return reply
-        except ConnectionResetError:
-            return reply + b"RESET"
-        return reply
-
-
 # Batches and overload
-
-
-def test_concurrent_clients_share_batches(state, port):
-    before = metric(state, "vitrail_batch_pictures_count")
-    single = metric(state, "vitrail_batch_pictures_bucket", le="1.0")
-    assert run(closed_loop(port, [PREDICT] * 200, clients=16)).counts() == {200: 200}
-    batches = metric(state, "vitrail_batch_pictures_count") - before
-    assert batches > metric(state, "vitrail_batch_pictures_bucket", le="1.0") - single
-    assert is_idle(state)
 
 
 def test_requests_with_different_options_share_a_batch(state, port):
@@ -310,22 +278,3 @@ def test_connections_are_limited(port, monkeypatch):
     rejected, answered = run(scenario())
     assert rejected.startswith(b"HTTP/1.1 503 ")
     assert answered == [200, 200, 200]
-
-
-# Shutdown
-
-
-def test_request_during_shutdown_is_503_not_a_reset(monkeypatch):
-    """A kept-alive connection gets a response first."""
-    monkeypatch.setattr(protocol, "LAME_DUCK_SECONDS", 2.0)  # for a busy client to send in
-    with served() as (_, server, port):
-
-        async def scenario():
-            kept = await connect(port)
-            first = await kept.send(get("/health"))
-            server.handle_exit(signal.SIGTERM, None)
-            await asyncio.sleep(0.2)  # uvicorn looks ten times a second whether it is to stop
-            return first.status, (await kept.send(PREDICT)).status
-
-        assert run(scenario()) == (200, 503)
-        wait_for(lambda: not server.server_state.connections)

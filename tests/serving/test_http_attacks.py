@@ -1,27 +1,15 @@
 """Attacks by requests; docs/security.md lists these and those of other tests."""
 
 import re
-import socket
-from contextlib import suppress
 
 import pytest
+from raw_client import exchange
 from serving_helpers import encoded_image, is_idle, make_client, make_state, post, wait_for
 
 PNG = encoded_image()
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 HIDDEN = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"  # smuggled behind another request
-
-
-def exchange(port, request):
-    """Send raw bytes and a last request; return everything until the connection is closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
-        reply = b""
-        with suppress(ConnectionError):
-            link.sendall(request + b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-            link.sendall(b"Connection: close\r\n\r\n")
-            while data := link.recv(65536):
-                reply += data
-        return reply
+CLOSE = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -39,11 +27,11 @@ def exchange(port, request):
     ],
 )
 def test_requests_cannot_be_smuggled(state, port, request_bytes):
-    reply = exchange(port, request_bytes)
+    reply = exchange(port, request_bytes, CLOSE)
     assert b"vitrail_requests_total" not in reply
     assert b" 5" not in {line[8:10] for line in reply.splitlines() if line.startswith(b"HTTP/1.1")}
     wait_for(lambda: is_idle(state))
-    assert b"vitrail_requests_total" in exchange(port, HIDDEN)  # as a request of its own
+    assert b"vitrail_requests_total" in exchange(port, HIDDEN, CLOSE)  # as a request of its own
 
 
 @pytest.mark.parametrize(
@@ -59,7 +47,7 @@ def test_requests_cannot_be_smuggled(state, port, request_bytes):
     ],
 )
 def test_oversized_heads_and_foreign_hosts_are_rejected(state, port, request_bytes):
-    status = int(exchange(port, request_bytes)[9:12])
+    status = int(exchange(port, request_bytes, CLOSE)[9:12])
     assert 400 <= status < 500
     wait_for(lambda: is_idle(state))
 

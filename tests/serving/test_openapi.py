@@ -1,5 +1,3 @@
-"""The OpenAPI document is complete, and responses conform to it."""
-
 import json
 
 import pytest
@@ -45,7 +43,6 @@ def operations():
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("method", "path"), operations())
 def test_responses_conform_to_the_openapi_document(schema, method, path, mode):
-    """Valid requests and invalid ones."""
     try:
 
         @given(schema[path][method].as_strategy(generation_mode=mode))

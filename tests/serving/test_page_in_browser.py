@@ -1,5 +1,3 @@
-"""The web page in a browser."""
-
 import base64
 import io
 
@@ -82,46 +80,34 @@ def test_chosen_image_gets_bars_and_timing(page, stub):
     assert query == {"top": "5", "threshold": "0.6"}
 
 
+CALIBRATED, SEVERAL = {"conformal": {"method": "lac", "error_rate": 0.05}}, {"multi_label": True}
+
+
 @pytest.mark.parametrize(
-    ("probabilities", "labels", "headline", "sentence"),
+    ("model", "probabilities", "labels", "headline", "sentence"),
     [
-        ((0.8, 0.15, 0.05), ["sun"], "Probably sun", "Moderate confidence"),
-        ((0.46, 0.44, 0.1), [], "sun or moon?", "cannot decide"),
-        ((0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”"),
+        ({}, (0.8, 0.15, 0.05), ["sun"], "Probably sun", "Moderate confidence."),
+        ({}, (0.46, 0.44, 0.1), [], "sun or moon?", "It cannot decide between the two."),
+        ({}, (0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”, with low confidence."),
+        (CALIBRATED, (0.7, 0.25, 0.05), ["sun"], "Probably sun",
+         "Moderate confidence. Prediction set: sun and moon (error rate 5.0 %)."),
+        (SEVERAL, (0.9, 0.7, 0.1), ["sun", "moon"], "sun and moon", "These apply."),
+        (SEVERAL, (0.4, 0.3, 0.1), [], "None of them", "No class applies; the nearest is “sun”."),
     ],
-)
-def test_uncertainty_is_shown(page, stub, probabilities, labels, headline, sentence):
+)  # fmt: skip
+def test_verdict_of_each_kind_of_model(
+    page, stub, model, probabilities, labels, headline, sentence
+):
+    stub.model |= model
     stub.probabilities = dict(zip(stub.probabilities, probabilities, strict=True))
-    stub.labels = labels
-    give(page)
-    shown = result(page)
-    assert shown[0] == headline
-    assert sentence in shown[1]
-
-
-def test_calibrated_model_shows_its_prediction_set_and_drift(page, stub):
-    stub.model["conformal"] = {"method": "lac", "error_rate": 0.05}
-    stub.probabilities = {"sun": 0.7, "moon": 0.25, "star": 0.05}
-    stub.prediction_set, stub.warning = ["sun", "moon"], "the confidences differ"
+    stub.labels, stub.prediction_set = labels, ["sun", "moon"]
+    stub.warning = "the confidences differ"
     page.reload()
     give(page)
-    assert "Prediction set: sun and moon (error rate 5.0 %)." in result(page)[1]
+    assert result(page) == (headline, sentence)
+    assert page.locator("#guesses .decided").count() == len(labels)
     until_text(page, "drift", "^Warning: the confidences differ\\.$")
-    assert stub.requests("/predict")[-1][2] == {"top": "5"}  # its own threshold
-
-
-def test_multi_label_shows_all_labels(page, stub):
-    stub.model = MODEL | {"multi_label": True}
-    stub.probabilities = {"sun": 0.9, "moon": 0.7, "star": 0.1}
-    stub.labels = ["sun", "moon"]
-    page.reload()
-    give(page)
-    assert result(page) == ("sun and moon", "These apply.")
-    assert page.locator("#guesses .decided").count() == 2
-    assert "threshold" not in stub.requests("/predict")[-1][2]
-    stub.labels = []
-    give(page)
-    until_text(page, "headline", "^None")
+    assert ("threshold" in stub.requests("/predict")[-1][2]) == (not model)  # or its own
 
 
 def test_image_can_be_pasted_and_dropped(page, stub):

@@ -1,5 +1,3 @@
-"""`vitrail serve` as a process: start and shutdown."""
-
 import asyncio
 import itertools
 import json

@@ -1,5 +1,3 @@
-"""Stuck images, stuck batches, and when the process must be restarted."""
-
 import asyncio
 import io
 import subprocess
@@ -281,11 +279,12 @@ import sys, threading
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.config import ServerConfig
 from vitrail.serving.server import serve
-class Stuck(Predictor):
-    def preprocess(self, data):
-        threading.Event().wait()
+def stuck(*args, **options):
+    predictor = Predictor(*args, **options)
+    predictor.preprocess = lambda data: threading.Event().wait()
+    return predictor
 config = ServerConfig(port=0, grace=1, watchdog=0.5, timeout=0.5, batch=1)
-serve({"tiny": sys.argv[1]}, config, predictor=Stuck, log=lambda line: print(line, flush=True))
+serve({"tiny": sys.argv[1]}, config, predictor=stuck, log=lambda line: print(line, flush=True))
 """
     words = [sys.executable, "-c", code, str(tmp_path / "tiny")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
