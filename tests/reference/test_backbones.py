@@ -298,10 +298,11 @@ def test_files_of_meta_match_transformers(kind, tmp_path):
             for part in ("weight", "bias"):
                 gate, up = (state.pop(f"blocks.{i}.mlp.{name}.{part}") for name in ("w1", "w2"))
                 state[f"blocks.{i}.mlp.w12.{part}"] = torch.cat([gate, up])
-    chunked = {  # DINOv2's published files have all blocks in chunk 0
-        re.sub(r"^blocks\.", "blocks.0.", name): tensor for name, tensor in state.items()
-    }
-    for number, tensors in enumerate([state] if "DINOv3" in kind else [state, chunked]):
+    chunked = [  # DINOv2's published files have all blocks in chunk 0
+        {re.sub(r"^blocks\.", f"blocks.{chunk}.", name): x for name, x in state.items()}
+        for chunk in (() if "DINOv3" in kind else (0, 3))
+    ]
+    for number, tensors in enumerate([state, *chunked]):
         torch.save(tensors, tmp_path / f"{number}.pth")
         lines = []
         ours = load(tmp_path / f"{number}.pth", heads=4, log=lines.append)

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from weights import TOLERANCE, difference, random_model, randomize, relative, to_peer
 
+from tiny_runs import equal
 from vitrail import NUMERICS, BitConfig, MixerConfig, VitConfig, save
 from vitrail.checkpoints import timm as timm_format
 from vitrail.checkpoints.files import Checkpoint, LazyTensor, read_json
@@ -170,6 +171,11 @@ def test_timm_loads_our_folders(tmp_path, kind):
     convolutional = getattr(ours.config, "stem", "") == "resnet" or "BiT" in kind
     dtype = torch.float64 if convolutional else torch.float32
     assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
+    again = loaded(tmp_path)
+    assert again.config == ours.config.change(numerics=again.config.numerics)
+    if isinstance(ours.config, VitConfig):
+        assert again.config.numerics.gelu == ours.config.numerics.gelu
+    assert equal(again.state_dict(), ours.float().state_dict())
 
 
 def test_timm_reads_preprocessing_class_names_and_replaces_the_head(tmp_path):
