@@ -34,7 +34,7 @@ from vitrail.checkpoints.rules import (
     without_batch,
 )
 from vitrail.errors import CheckpointError
-from vitrail.models.config import NUMERICS, VitConfig, normalize_size, pair
+from vitrail.models.config import NUMERICS, VitConfig, normalize_size
 
 PERIODS = "rope_embed.periods"
 SKIPPED = {
@@ -89,19 +89,11 @@ def eva_unsupported(config: VitConfig) -> list[str]:
 
 def eva_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
     arguments = {
-        "img_size": list(pair(config.image_size)),
-        "patch_size": list(pair(config.patch_size)),
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
         "mlp_ratio": timm.mlp_ratio(config.mlp_width, config.width),
         "swiglu_mlp": config.mlp == "swiglu",
         "swiglu_align_to": 0,  # else gate and value are separate tensors
-        "qkv_bias": config.qkv_bias,
         "init_values": config.layer_scale,
         "num_reg_tokens": config.registers,
-        "class_token": bool(config.class_token),
-        "global_pool": timm.POOLS[config.pool],
         "rope_temperature": config.rope_theta,
     }
     name = "vit_small_patch16_dinov3"  # all else is in its arguments

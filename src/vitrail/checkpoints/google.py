@@ -134,7 +134,17 @@ def heads(ours: str, theirs: str, count: int) -> Iterator[Rule]:
 
 
 def normalize_vit(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    tensors = unstack_layers(tensors)
+    scanned = {name: tensor for name, tensor in tensors.items() if name.startswith(SCANNED)}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in scanned}
+    for name, tensor in scanned.items():  # all layers are stacked in one array
+        layers = tensor.shape[0] if tensor.shape else 0
+        if not 0 < layers <= MAX_LAYERS:
+            raise CheckpointError(
+                f"shape mismatch: {name} is {tensor.shape}, expected 1 to {MAX_LAYERS} layers"
+            )
+        for index in range(layers):
+            layer = tensor.map(lambda stacked, index=index: stacked[index])
+            tensors[f"Transformer/encoderblock_{index}/{name.removeprefix(SCANNED)}"] = layer
     if any("/MultiHeadDotProductAttention_1/" in name for name in tensors):
         tensors = {substitute(name, PRE_2021_NAMES.items()): t for name, t in tensors.items()}
     for name in ("Transformer/pos_embedding", "pos_embedding"):
@@ -164,24 +174,6 @@ def normalize_vit(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
         name: tensor.map(torch.flatten) if re.search(r"gn\w+/(scale|bias)$", name) else tensor
         for name, tensor in tensors.items()  # GroupNorm's may be (1, 1, 1, C)
     }
-
-
-def unstack_layers(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Split arrays that stack all layers (scanned models) into one per layer."""
-    unstacked = {}
-    for name, tensor in tensors.items():
-        if not name.startswith(SCANNED):
-            unstacked[name] = tensor
-            continue
-        layers = tensor.shape[0] if tensor.shape else 0
-        if not 0 < layers <= MAX_LAYERS:
-            raise CheckpointError(
-                f"shape mismatch: {name} is {tensor.shape}, expected 1 to {MAX_LAYERS} layers"
-            )
-        for index in range(layers):
-            layer = tensor.map(lambda stacked, index=index: stacked[index])
-            unstacked[f"Transformer/encoderblock_{index}/{name.removeprefix(SCANNED)}"] = layer
-    return unstacked
 
 
 def vit_unsupported(config: VitConfig) -> list[str]:

@@ -77,7 +77,16 @@ def fetch(address: str) -> Path:
     folder = cache_dir() / f"models--{name.replace('/', '--')}"
     ref = folder / "refs" / revision
     try:
-        commit, files = list_files(name, revision)
+        with hub_errors(name, "fetch", revision):
+            api, timeout = huggingface_hub.HfApi(), constants.HF_HUB_ETAG_TIMEOUT
+            info = api.model_info(name, revision=revision, files_metadata=True, timeout=timeout)
+            commit = str(info.sha)
+            if not re.fullmatch("[0-9a-f]{40}", commit):
+                raise ValueError(f"invalid commit hash {info.sha!r}")
+            files: Files = {
+                file.rfilename: (file.lfs.size, file.lfs.sha256) if file.lfs else (file.size, None)
+                for file in info.siblings or ()
+            }
     except UnreachableError as error:
         snapshot = folder / "snapshots" / (ref.read_text() if ref.is_file() else revision)
         weights = weight_files(path.name for path in snapshot.glob("*") if path.is_file())
@@ -107,19 +116,6 @@ def fetch(address: str) -> Path:
         with suppress(CheckpointError), atomic_write(ref) as temporary:  # for offline use
             temporary.write_text(commit)
     return snapshot
-
-
-def list_files(name: str, revision: str) -> tuple[str, Files]:
-    """Return the commit of the revision and its files."""
-    with hub_errors(name, "fetch", revision):
-        api, timeout = huggingface_hub.HfApi(), constants.HF_HUB_ETAG_TIMEOUT
-        info = api.model_info(name, revision=revision, files_metadata=True, timeout=timeout)
-        if not re.fullmatch("[0-9a-f]{40}", info.sha or ""):
-            raise ValueError(f"invalid commit hash {info.sha!r}")
-        return str(info.sha), {
-            str(file.rfilename): (file.lfs.size, file.lfs.sha256) if file.lfs else (file.size, None)
-            for file in info.siblings or ()
-        }
 
 
 def download(name: str, snapshot: Path, files: Files) -> None:

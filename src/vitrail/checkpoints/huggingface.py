@@ -152,25 +152,23 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
             if re.search(pattern, name):
                 skipped[original] = reason
                 tensors.pop(name, None)
+    tensors = join_gates(tensors, GATES, GATE_AND_UP)
+    token, table = tensors.get(DISTILLATION), tensors.get(POSITION)
+    is_table = table is not None and len(table.shape) == 3 and table.shape[1] >= 2
+    # DeiT's distillation token without a head becomes a register that includes its position.
+    # `read` reports the shape of what is no table.
+    if token and table and is_table and "distillation_classifier.weight" not in tensors:
+        del tensors[DISTILLATION]
+        tensors[REGISTERS] = LazyTensor(
+            token.shape, lambda: token.read().float() + table.read()[:, 1:2].float()
+        )
+        tensors[POSITION] = table.map(lambda rows: torch.cat([rows[:, :1], rows[:, 2:]], dim=1))
     prefix = "vit." if has_head else ""
     tensors = {
         name if name.startswith(HEADS) else prefix + name: tensor
-        for name, tensor in fold_unread_token(join_gates(tensors, GATES, GATE_AND_UP)).items()
+        for name, tensor in tensors.items()
     }
     return replace(checkpoint, tensors=tensors, skipped=skipped)
-
-
-def fold_unread_token(tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Convert DeiT's distillation token without a head to a register that includes its position."""
-    if DISTILLATION not in tensors or "distillation_classifier.weight" in tensors:
-        return tensors
-    token, table = tensors[DISTILLATION], tensors.get(POSITION)
-    if table is None or len(table.shape) != 3 or table.shape[1] < 2:
-        return tensors  # `read` reports the shape
-    register = LazyTensor(token.shape, lambda: token.read().float() + table.read()[:, 1:2].float())
-    others = table.map(lambda rows: torch.cat([rows[:, :1], rows[:, 2:]], dim=1))
-    rest = {name: tensor for name, tensor in tensors.items() if name != DISTILLATION}
-    return rest | {REGISTERS: register, POSITION: others}
 
 
 def vit_config(checkpoint: Checkpoint) -> VitConfig:

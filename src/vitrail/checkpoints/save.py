@@ -253,6 +253,11 @@ def convert(
         {rule.ours: list(rule.theirs) for rule in rules_for(model, format)}
         for format in (source_format, to)
     )
+    notes = [HALF_NOTE] * half
+    if to != "bundle" and destination.suffix in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
+        notes.append(f"the file does not store the preprocessing: {describe_preprocessing(model)}")
+        if names := get_metadata(model).class_names:
+            notes.append(f"the file does not store the {len(names)} class names")
     conversion = Conversion(
         name_of(model.config),
         source_format,
@@ -260,7 +265,7 @@ def convert(
         [(before[name], after[name]) for name in before],
         [f"{part}: {change} ({detail})" for part, change, detail in changes],
         lost,
-        [*storage_notes(model, destination, to), *[HALF_NOTE] * half],
+        notes,
         warnings,
         notice,
     )
@@ -274,7 +279,7 @@ def convert(
             temporary = Path(folder) / destination.name
             dtype = torch.float16 if half else torch.float32
             save(model, temporary, to, allow_loss=allow_loss, dtype=dtype)
-            reloaded, notes = reload(temporary, to, model)
+            reloaded, heads_note = reload(temporary, to, model)
             difference = max_difference(model, reloaded)
             first, second = model.state_dict(), reloaded.state_dict()
             same = first.keys() == second.keys() and all(
@@ -297,7 +302,7 @@ def convert(
                     path.replace(destination / path.name)
     except OSError as error:
         raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None
-    return conversion._replace(difference=difference, notes=[*conversion.notes, *notes])
+    return conversion._replace(difference=difference, notes=[*notes, *heads_note])
 
 
 def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
@@ -312,17 +317,6 @@ def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
             raise
     reloaded = open_reference(path, format=table_name(format), heads=heads)[0]
     return reloaded, [f"the file does not store the number of heads: load it with heads={heads}"]
-
-
-def storage_notes(model: Model, destination: Path, to: str) -> list[str]:
-    """Return what the target cannot store besides weights and numerics."""
-    metadata = get_metadata(model)
-    if to == "bundle" or destination.suffix not in (".npz", ".pt", ".pth", ".bin", ".ckpt"):
-        return []
-    notes = [f"the file does not store the preprocessing: {describe_preprocessing(model)}"]
-    if metadata.class_names:
-        notes.append(f"the file does not store the {len(metadata.class_names)} class names")
-    return notes
 
 
 def target_preprocessing(model: Model, destination: Path, to: str) -> Preprocessing | None:

@@ -272,9 +272,22 @@ def config_json(
     first_conv: str,
     classifier: str | list[str],
 ) -> dict[str, dict[str, Any]]:
-    """Return the config.json from which timm builds `name` with these arguments."""
+    """Return the config.json from which timm builds `name` with these arguments, and those that
+    all its ViTs share."""
     preprocessing = metadata.preprocessing
     interpolation = preprocessing.interpolation
+    if isinstance(config, VitConfig):
+        arguments = {
+            "img_size": list(pair(config.image_size)),
+            "patch_size": list(pair(config.patch_size)),
+            "embed_dim": config.width,
+            "depth": config.depth,
+            "num_heads": config.heads,
+            "qkv_bias": config.qkv_bias,
+            "class_token": bool(config.class_token),
+            "global_pool": POOLS[config.pool],
+            **arguments,
+        }
     settings: dict[str, Any] = {
         "architecture": name,
         "num_classes": config.num_classes,
@@ -552,18 +565,10 @@ def vit_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]
         name = "vit_base_patch16_clip_224"
     activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
     arguments = {
-        "img_size": list(pair(config.image_size)),
-        "patch_size": list(pair(config.patch_size)),
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
         "mlp_ratio": mlp_ratio(config.mlp_width * (1 + swiglu), config.width),  # both halves
-        "qkv_bias": config.qkv_bias,
         "init_values": 0.0 if scale is None else scale or LAYER_SCALE_INIT,
         "pos_embed": "none" if config.position == "none" else "learn",
         "reg_tokens": config.registers,
-        "class_token": bool(config.class_token),
-        "global_pool": POOLS[config.pool],
         "fc_norm": False,
         "act_layer": "silu" if swiglu else activations[config.numerics.gelu],
     }

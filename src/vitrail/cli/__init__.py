@@ -139,7 +139,11 @@ def run(argv: Sequence[str]) -> int:
     except VitrailError as error:
         if VERBOSITY.verbose:
             traceback.print_exc()
-        print(f"vitrail: {printable(str(error))}{unquoted_path(argv)}", file=sys.stderr)
+        counts = range(2, min(len(argv), MAX_WORDS) + 1)  # of arguments that may be one path
+        joined = (" ".join(argv[i : i + n]) for n in counts for i in range(len(argv) - n + 1))
+        path = next(filter(os.path.exists, joined), None)
+        hint = f"; quote a path with spaces: {printable(shlex.quote(path))}" if path else ""
+        print(f"vitrail: {printable(str(error))}{hint}", file=sys.stderr)
         return UNMET if isinstance(error, UnmetError) else REFUSED
     except KeyboardInterrupt:
         print("vitrail: interrupted", file=sys.stderr)
@@ -153,14 +157,6 @@ def run(argv: Sequence[str]) -> int:
     if VERBOSITY.verbose:
         print(f"vitrail: {time.monotonic() - started:.1f} seconds", file=sys.stderr)
     return status or 0
-
-
-def unquoted_path(argv: Sequence[str]) -> str:
-    """Return a hint if consecutive arguments are an existing path that contains spaces."""
-    counts = range(2, min(len(argv), MAX_WORDS) + 1)
-    joined = (" ".join(argv[i : i + n]) for n in counts for i in range(len(argv) - n + 1))
-    path = next(filter(os.path.exists, joined), None)
-    return f"; quote a path with spaces: {printable(shlex.quote(path))}" if path else ""
 
 
 def parse(argv: Sequence[str]) -> Any:

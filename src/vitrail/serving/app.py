@@ -340,7 +340,10 @@ async def predict(state: AppState, request: Request, query: schemas.PredictQuery
         raise ApiError(422, "the model has no classes; use /features, or teach it some")
     options = (query.top, query.threshold)
     predictions, header = await run_on_images(state, request, served, served.predict, *options)
-    header["warning"] = served.check_drift(predictions)
+    header["warning"] = ""
+    if conformal := served.predictor.conformal:
+        served.confidences.extend(p.probability for p in predictions if not p.error)
+        header["warning"] = conformal.drift(served.confidences)
     make = partial(schemas.PredictResponse, **header, answers=predictions)
     return await json_response(make, len(predictions) * min(query.top, classes))
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread, current_thread, get_native_id
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -58,18 +58,9 @@ MAX_SPARES = 4
 NICE = 10  # of threads that decode large images; Linux schedules by thread
 
 
-class Work(Protocol):
-    """A function of a batch of items. Items of one `Work` object are batched together."""
-
-    @property
-    def batch_size(self) -> int: ...
-
-    def __call__(self, items: Sequence[Any], /) -> Sequence[Any]:
-        """Return a result for each item.
-
-        An exception as a result fails that item alone; a future defers the item until it is done.
-        """
-        ...
+# A function of a batch of items that returns a result for each; items of one object are batched
+# together. An exception as a result fails that item alone, a future defers it until it is done.
+Work: TypeAlias = "ImageWork | SingleWork"
 
 
 class Job:

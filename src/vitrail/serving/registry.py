@@ -138,13 +138,6 @@ class ServedModel:
             ),
         )
 
-    def check_drift(self, predictions: Sequence[Prediction]) -> str:
-        """Return a warning if the latest images are unlike those of the calibration."""
-        if (conformal := self.predictor.conformal) is None:
-            return ""
-        self.confidences.extend(p.probability for p in predictions if not p.error)
-        return conformal.drift(self.confidences)
-
 
 class ModelRegistry:
     """Served models by name; the first is the default."""
