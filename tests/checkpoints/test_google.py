@@ -232,12 +232,15 @@ def test_unreadable_files_raise(tmp_path, vit):
             load(tmp_path / name)
 
 
-def test_architecture_names_raise():
+def test_names_that_are_no_checkpoint_raise():
     message = r"is an architecture without weights; vitrail.create\('ViT-B/16'\) .* such as hf:"
     with pytest.raises(CheckpointError, match=message):
         vitrail.Predictor("ViT-B/16")
     with pytest.raises(CheckpointError, match=r"file not found: ViT-B/61; .*available: ViT-B/8"):
         load("ViT-B/61")
+    for reference in ("", None, 5, "x" * 300):
+        with pytest.raises(CheckpointError):
+            load(reference)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from small_models import FAMILIES, VIT, random_model
 
-import vitrail
 from vitrail import ConfigError, DataError, Metadata, Preprocessing, load, save
 from vitrail.checkpoints.load import table_for
 from vitrail.checkpoints.rules import write
@@ -240,28 +239,9 @@ def test_prepare_accepts_one_image_or_a_list(tmp_path):
     many = METADATA.prepare([*ways, torch.tensor(PIXELS).permute(2, 0, 1)])
     assert torch.equal(many, one.expand(5, -1, -1, -1))
     assert METADATA.prepare([]).shape == (0, 3, 8, 12)
+    gray = Metadata(preprocessing=preset("google", (4, 4), channels=1))
+    assert gray.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
     with pytest.raises(DataError, match="image 2: empty file"):
         METADATA.prepare([PIXELS, b""])
     with pytest.raises(DataError, match="File not found: nowhere"):
         METADATA.prepare("nowhere.jpg")
-
-
-def test_prepare_normalizes_and_converts_to_gray():
-    gray = Metadata(preprocessing=preset("google", (4, 4), channels=1))
-    assert gray.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
-    how = Preprocessing(size=(20, 30), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
-    found = Metadata(preprocessing=how).prepare(PIXELS)[0].permute(1, 2, 0)
-    expected = (PIXELS / 255 - np.array(how.mean)) / np.array(how.std)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_prepare_matches_predictor(tmp_path):
-    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=3)
-    torch.nn.init.normal_(model.head.weight)
-    vitrail.save(model, tmp_path / "model", class_names=[*"abc"])
-    model = vitrail.load(tmp_path / "model")
-    with torch.inference_mode():
-        chances = model.metadata.probabilities(model(model.metadata.prepare(PIXELS)))[0]
-    answer = vitrail.Predictor(model)(PIXELS)
-    assert answer.label == "abc"[chances.argmax()]
-    assert answer.probability == pytest.approx(float(chances.max()), abs=1e-6)

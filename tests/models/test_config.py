@@ -20,8 +20,12 @@ def test_equivalent_values_are_normalized(tiny):
     assert tiny.change(image_size=(8, 8)) == tiny.change(image_size=[8, 8]) == tiny
     assert tiny.change(image_size=(8, 12)).grid == (2, 3)
     assert tiny.change(patch_size=(2, 4)).grid == (4, 2)
-    numbers = {"image_size": np.int64(8), "depth": np.int32(2), "layer_scale": 1}
-    assert tiny.change(**numbers) == tiny.change(layer_scale=1.0)
+    numbers = {"image_size": np.int64(8), "depth": np.int32(2), "dropout": np.float32(0.5)}
+    vit = tiny.change(**numbers, layer_scale=1)
+    assert vit == tiny.change(dropout=0.5, layer_scale=1.0)
+    bit = BitConfig(blocks=(np.int64(1), np.int32(2)))
+    assert bit.blocks == (1, 2)
+    assert json.loads(json.dumps([to_dict(bit), to_dict(vit)]))
     assert tiny.change(numerics="timm").numerics == NUMERICS["timm"]
     assert list(NUMERICS) == list(get_args(Library))
     shared = tiny.change(position_place="shared")  # a new kind resets its placement
@@ -29,13 +33,6 @@ def test_equivalent_values_are_normalized(tiny):
     assert shared.change(depth=3).position_place == "shared"
     with pytest.raises(FrozenInstanceError):
         tiny.depth = 3
-
-
-def test_numbers_of_numpy_are_converted(tiny):
-    bit = BitConfig(blocks=(np.int64(1), np.int32(2)))
-    vit = tiny.change(dropout=np.float32(0.5), layer_scale=np.float16(0.25), depth=np.int64(2))
-    assert (bit.blocks, vit.dropout, vit.layer_scale, vit.depth) == ((1, 2), 0.5, 0.25, 2)
-    assert json.loads(json.dumps([to_dict(bit), to_dict(vit)]))
 
 
 @pytest.mark.parametrize(
