@@ -296,16 +296,16 @@ def test_save_to_disk_with_all_kinds_of_labels(datasets, tmp_path):
     datasets.DatasetDict(train=make(datasets, 6), test=hidden).save_to_disk(tmp_path / "hidden")
     assert open_dataset(tmp_path / "hidden").notes == ("split test has no labels and was skipped",)
     assert split_counts(tmp_path / "hidden") == {"train": 6}
-    image = [{"bytes": png(i), "path": None} for i in range(3)]
-    kinds = {"img": datasets.Image(), "labels": datasets.List(datasets.ClassLabel(names=[*"abc"]))}
-    several = datasets.Features(kinds)
-    table = datasets.Dataset.from_dict({"img": image, "labels": [[0, 2], [], [1]]}, several)
-    table.save_to_disk(tmp_path / "several")
-    assert list(open_dataset(tmp_path / "several", "all").labels()) == [(0, 2), (), (1,)]
-    named = datasets.Features({"img": datasets.Image(), "label": datasets.Value("string")})
-    table = datasets.Dataset.from_dict({"img": image, "label": ["b", "a", "b"]}, named)
-    table.save_to_disk(tmp_path / "named")
-    assert open_dataset(tmp_path / "named", "all").labels().tolist() == [1, 0, 1]
+    images = [{"bytes": png(i), "path": None} for i in range(3)]
+    several = datasets.List(datasets.ClassLabel(names=[*"abc"]))
+    for name, kind, values, expected in (
+        ("labels", several, [[0, 2], [], [1]], [(0, 2), (), (1,)]),
+        ("label", datasets.Value("string"), ["b", "a", "b"], [1, 0, 1]),
+    ):
+        features = datasets.Features({"img": datasets.Image(), name: kind})
+        table = datasets.Dataset.from_dict({"img": images, name: values}, features)
+        table.save_to_disk(tmp_path / name)
+        assert list(open_dataset(tmp_path / name, "all").labels()) == expected
 
 
 def test_library_errors_are_one_line(datasets, tmp_path, monkeypatch):

@@ -1,5 +1,3 @@
-"""Batches depend on seed and step only; unreadable images are replaced, skipped or raised."""
-
 import random
 import subprocess
 import sys
