@@ -101,11 +101,6 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def is_restart() -> bool:
-    """Return whether torchrun restarted this process after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def rank() -> int:
     return dist.get_rank() if is_distributed() else 0
 

@@ -289,28 +289,6 @@ class Search:
             return settings
         return replace(settings, minutes=seconds / 60, epochs=None, steps=None)
 
-    def subsample_for_budget(self) -> None:
-        """Use no more images for probes and dev than there is time for."""
-        workers = self.settings.machine.workers
-        each = feature_seconds(self.model, self.parts["dev"], self.device, workers)
-        evaluated = sum(map(len, self.splits.held_out.values()))
-        self.final_evaluation = each * evaluated
-        if self.final_evaluation > EVALUATION_FRACTION * (self.deadline - time.monotonic()):
-            self.log(
-                f"note: evaluating the result on {evaluated:,} images takes about "
-                f"{duration(self.final_evaluation)}, in addition to the time budget"
-            )
-            self.deadline += self.final_evaluation
-        affordable = int(PROBE_FRACTION * max(0.0, self.free()) / each)
-        dev = subsample(self.parts["dev"], affordable // 2)
-        fit = subsample(self.fit, affordable - len(dev))
-        self.shortest += each * len(dev)  # each run is evaluated on them
-        parts = [("probes use", "fit", fit), ("dev has", "dev", dev)]
-        for text, name, few in parts if self.config.start else parts[1:]:
-            many, self.parts[name] = len(self.parts[name]), few
-            if len(few) < many:
-                self.log(f"{text} {len(few):,} of {many:,} images to fit the time budget")
-
     def refit_probe(self, name: str) -> dict[str, EvaluationResult]:
         """Fit the probe to all features of the training set, and make it the model's head."""
         classes = self.splits.train.classes
@@ -465,13 +443,7 @@ def search(
     if config.start:
         check_reference(config.start)  # before the data is read
     config = replace(config, settings=replace(settings, dev=None))  # for the final run
-
-    def write(result: SearchResult) -> SearchResult:
-        result = replace(result, seconds=time.monotonic() - started)
-        write_json(result.folder / "ladder.json", result.to_dict())
-        return result
-
-    searching = None
+    searching, finished, outcomes = None, False, {}
     try:
         with lock_folder(config.out):
             check_folder(config)
@@ -489,17 +461,21 @@ def search(
                 dev="val" if searching.fit is searching.splits.train else "train",
                 images=len(searching.parts["dev"]),
                 candidates=searching.compare(grids),
+                seconds=time.monotonic() - started,
             )
             chosen = result.chosen
             if chosen.accuracy is None:
                 raise TrainingError(f"no trial was successful: {chosen.problem}; allow more time")
             searching.log(f"chosen: {chosen.name}")
             if chosen.name in PROBES:
-                outcomes = searching.refit_probe(chosen.name)
-                return write(replace(result, finished=True, outcomes=outcomes))
-        write(result)
-        finished, outcomes = searching.final_run(chosen)
-        return write(replace(result, finished=finished, outcomes=outcomes))
+                finished, outcomes = True, searching.refit_probe(chosen.name)
+        if not finished:
+            write_json(config.out / "ladder.json", result.to_dict())
+            finished, outcomes = searching.final_run(chosen)
+        seconds = time.monotonic() - started
+        result = replace(result, finished=finished, outcomes=outcomes, seconds=seconds)
+        write_json(config.out / "ladder.json", result.to_dict())
+        return result
     finally:
         if searching is not None:
             shutil.rmtree(config.out / TRIALS, ignore_errors=True)
@@ -531,9 +507,28 @@ def open_search(
     source = "the val split" if train is splits.train else "held out of train"
     callback.log(f"{len(train):,} training images, {len(dev):,} in dev: {source}")
     searching.shortest += time.monotonic() - opened
-    if minutes is not None:
-        searching.deadline = started + 60 * minutes
-        searching.subsample_for_budget()
+    if minutes is None:
+        return searching
+    # Use no more images for probes and dev than there is time for.
+    searching.deadline = started + 60 * minutes
+    each = feature_seconds(model, dev, searching.device, auto.settings.machine.workers)
+    evaluated = sum(map(len, splits.held_out.values()))
+    searching.final_evaluation = each * evaluated
+    if searching.final_evaluation > EVALUATION_FRACTION * (searching.deadline - time.monotonic()):
+        callback.log(
+            f"note: evaluating the result on {evaluated:,} images takes about "
+            f"{duration(searching.final_evaluation)}, in addition to the time budget"
+        )
+        searching.deadline += searching.final_evaluation
+    affordable = int(PROBE_FRACTION * max(0.0, searching.free()) / each)
+    few_dev = subsample(dev, affordable // 2)
+    few_fit = subsample(train, affordable - len(few_dev))
+    searching.shortest += each * len(few_dev)  # each run is evaluated on them
+    parts = [("probes use", "fit", few_fit), ("dev has", "dev", few_dev)]
+    for text, name, few in parts if config.start else parts[1:]:
+        many, searching.parts[name] = len(searching.parts[name]), few
+        if len(few) < many:
+            callback.log(f"{text} {len(few):,} of {many:,} images to fit the time budget")
     return searching
 
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from vitrail.training.memory import (
     largest_divisor,
     num_trainable,
 )
-from vitrail.training.optim import MUON_RATE, first_blocks_patterns
+from vitrail.training.optim import MUON_RATE
 from vitrail.training.schedules import Stages
 
 SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
@@ -50,6 +51,9 @@ WIDE_SHAPES = {
     "ViT-Pico": {"depth": 2, "width": 128, "mlp_width": 512, "heads": 4},
 }
 WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
+# What is frozen with the first blocks.
+INPUT_WEIGHTS = ("stem.*", "position.*", "encoder.positions.*", "cls_token", "distillation_token")
+INPUT_WEIGHTS += ("registers",)
 USUAL_BATCH = 32
 SMALL_ENCODER = 1_500_000  # weights up to which a model is fine-tuned as it is trained
 LARGE_MODEL = 10_000_000  # parameters from which a named model is trained like DeiT and AugReg
@@ -145,7 +149,10 @@ class AutoConfig:
         self.settings, self.stats, self.gpu = settings, stats, gpu
         self.start = start
         self.reasons: list[str] = []
-        self.large = start is None and is_large(settings.model)
+        self.large = False  # named by the user; those chosen here are trained with Muon
+        if start is None and (name := settings.model.name) is not None:
+            network = build(configuration(name).change(**settings.model.changes()))  # on meta
+            self.large = sum(p.numel() for p in network.parameters()) > LARGE_MODEL
         self.probe_images: int | None = None  # training images for the initial head; None for all
         self.test_images: int | None = None  # to evaluate at the end, beside dev; None for all
         self.augmentation, self.mixing = Augmentation(), Mixing()
@@ -227,9 +234,10 @@ class AutoConfig:
             model = settings.model
             if plan.image_size != pair(start.image_size)[0]:
                 model = replace(model, image_size=plan.image_size)
-            optim = replace(
-                settings.optim, freeze=first_blocks_patterns(plan.frozen_blocks, weights)
-            )
+            patterns = (f"encoder.blocks.{block}.*" for block in range(plan.frozen_blocks))
+            frozen = [*INPUT_WEIGHTS, *patterns] if plan.frozen_blocks else []
+            freeze = tuple(p for p in frozen if any(fnmatchcase(name, p) for name in weights))
+            optim = replace(settings.optim, freeze=freeze)
             settings = replace(settings, model=model, optim=optim, image_sizes=plan.image_sizes)
             blocks = start.depth - plan.frozen_blocks
             trained = f"the last {blocks} blocks" if blocks > 1 else "the last block"
@@ -409,14 +417,6 @@ def tunes_with_muon(settings: Settings, start: Config | None) -> bool:
 
 def is_small(start: Config) -> bool:
     return isinstance(start, VitConfig) and 12 * start.depth * start.width**2 <= SMALL_ENCODER
-
-
-def is_large(model: ModelSettings) -> bool:
-    """Return whether the user has named a large model; those chosen here are trained with Muon."""
-    if model.name is None:
-        return False
-    network = build(configuration(model.name).change(**model.changes()))  # on meta
-    return sum(parameter.numel() for parameter in network.parameters()) > LARGE_MODEL
 
 
 def uses_whitening(model: ModelSettings) -> bool:

@@ -124,7 +124,7 @@ def plan_time_budget(trainer: "Trainer") -> TimeBudget:
         seconds=60 * minutes,
         used=trainer.elapsed(),  # with the measurements
         evaluation=evaluation,
-        final=evaluator.final_cost() * evaluation,
+        final=evaluator.final_cost * evaluation,
         step=step,
     )
     if trainer.state.step:  # resumed: the schedule exists, only the time is less
@@ -270,34 +270,31 @@ def plan_finetuning(
     native = pair(config.image_size)[0]
     stride = config.stride[0]
     sizes = [s for s in range(stride, native + 1, stride) if s >= MIN_SIZE * native]
-
-    def forward_seconds(size: int) -> float:
-        return forward * (encoder_cost(config, size) / encoder_cost(config, native))
-
+    # The image size for most of a run that ends at a size.
+    first_size = {s: max(stride, round(TRAIN_SIZE * s / stride) * stride) for s in sizes}
+    forward_seconds = {
+        size: forward * (encoder_cost(config, size) / encoder_cost(config, native))
+        for size in (*sizes, *first_size.values())
+    }
     orthogonalization = 0.0
     if muon_batch is not None:
         orthogonalization = forward * muon_cost(config) / muon_batch / encoder_cost(config, native)
-
-    def training_size(size: int) -> int:
-        """Return the image size for most of a run that ends at `size`."""
-        return max(stride, round(TRAIN_SIZE * size / stride) * stride)
-
-    affordable = int(TEST_FRACTION * seconds / (forward_seconds(min(sizes)) + read))
+    affordable = int(TEST_FRACTION * seconds / (forward_seconds[min(sizes)] + read))
     tested = min(test, max(MIN_TEST_IMAGES, affordable))
     evaluated = dev + tested
 
     def probe_images(size: int, trained: float = 1.0) -> int:
-        image = forward_seconds(size) + read
+        image = forward_seconds[size] + read
         free = seconds - FINETUNE_END - evaluated * image
         fraction = PROBE_FRACTION if trained == 1 else PROBE_FRACTION_LAST
         return min(train, max(MIN_PROBE_IMAGES, int(fraction * free / image)))
 
     def epochs(size: int, *, trained: float = 1.0, growing: bool = True) -> float:
         """Return the epochs that fit, if a fraction of the blocks is trained."""
-        cost = forward_seconds(size)
+        cost = forward_seconds[size]
         passes = (probe_images(size, trained) + evaluated) * (cost + read)
         if growing:
-            first = forward_seconds(training_size(size))
+            first = forward_seconds[first_size[size]]
             cost = FULL_SIZE_FROM * first + (1 - FULL_SIZE_FROM) * cost
         step = cost * (1 + BACKWARD * trained) + read + orthogonalization
         return max(0.0, seconds - FINETUNE_END - passes) / (train * step)
@@ -319,7 +316,7 @@ def plan_finetuning(
             frozen = config.depth - max(1, round(LAST_BLOCKS * config.depth))
             count = epochs(size, trained=1 - frozen / config.depth)
             reason = f"about {count:.1f} epochs fit, {fit[size]:.1f} of all weights"
-        first = training_size(size)
+        first = first_size[size]
         sizes_of_run = ((0.0, first), (FULL_SIZE_FROM, size)) if first < size else ()
     probed = probe_images(size, 1 - frozen / config.depth)
     return FinetunePlan(

@@ -44,7 +44,10 @@ def save_state(
     average: dict[str, Tensor] | None,
     extra: dict[str, Any],
 ) -> None:
-    """Add a state to the run in `folder`; all processes call this. `extra` has the step."""
+    """Add a state to the run in `folder`, and remove those it replaces; on failure nothing changes.
+
+    All processes call this. `extra` has the step.
+    """
     names, tensors = names_and_tensors(objective, average)
     values: dict[str, Any] = {}  # scalars: as a file each would cost as much as a matrix
     for number, optimizer in enumerate(optimizers):
@@ -63,7 +66,43 @@ def save_state(
         "values": values,
         "tensors": {name: signature(tensor) for name, tensor in tensors.items()},
     }
-    add_state(folder / "state", extra["step"], note, tensors)
+    states = folder / "state"
+    json.dumps(note)  # raises before anything is written
+    failure, name = f"cannot save the run's state in {states}", f"step-{extra['step']}"
+    hidden, first, digests = states / f".{name}.partial", distributed.is_main(), {}
+    try:
+        with failing_together(failure):
+            if first:
+                states.mkdir(parents=True, exist_ok=True)
+                for leftover in states.glob(".step-*.partial"):  # of killed processes
+                    shutil.rmtree(leftover)
+                hidden.mkdir()
+        with failing_together(failure):
+            distributed.save_tensors(hidden, tensors)
+            table = [hidden / ".metadata"] if first else []
+            digests = digests_of([*table, *sorted(hidden.glob(f"__{distributed.rank()}_*"))])
+        parts = distributed.all_gather_object(digests)
+        note["files"] = {file: digest for part in parts for file, digest in part.items()}
+        with failing_together(failure):
+            if first:
+                before = list_states(states)
+                note["saves"] = save_count(before[0]) + 1 if before else 1
+                note["digest"] = digest_of_note(note)
+                with (hidden / NOTE).open("w", encoding="utf-8") as file:
+                    json.dump(note, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                sync(hidden)
+                taken = (states / name).exists()  # it was stopped right after it was resumed
+                hidden.rename(states / (f"{name}.{note['saves']}" if taken else name))
+                sync(states)
+                for path in list_states(states)[KEEP:]:
+                    with suppress(OSError):  # the new state is complete
+                        remove(path)
+    except CheckpointError:
+        if first:
+            shutil.rmtree(hidden, ignore_errors=True)
+        raise
 
 
 def load_state(
@@ -162,46 +201,6 @@ def signature(tensor: Tensor) -> list[Any]:
 
 
 # Atomic folders
-
-
-def add_state(folder: Path, step: int, note: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Add a state and remove those it replaces; on failure nothing changes."""
-    json.dumps(note)  # raises before anything is written
-    failure, name = f"cannot save the run's state in {folder}", f"step-{step}"
-    hidden, first, digests = folder / f".{name}.partial", distributed.is_main(), {}
-    try:
-        with failing_together(failure):
-            if first:
-                folder.mkdir(parents=True, exist_ok=True)
-                for leftover in folder.glob(".step-*.partial"):  # of killed processes
-                    shutil.rmtree(leftover)
-                hidden.mkdir()
-        with failing_together(failure):
-            distributed.save_tensors(hidden, tensors)
-            table = [hidden / ".metadata"] if first else []
-            digests = digests_of([*table, *sorted(hidden.glob(f"__{distributed.rank()}_*"))])
-        parts = distributed.all_gather_object(digests)
-        note["files"] = {file: digest for part in parts for file, digest in part.items()}
-        with failing_together(failure):
-            if first:
-                before = list_states(folder)
-                note["saves"] = save_count(before[0]) + 1 if before else 1
-                note["digest"] = digest_of_note(note)
-                with (hidden / NOTE).open("w", encoding="utf-8") as file:
-                    json.dump(note, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                sync(hidden)
-                taken = (folder / name).exists()  # it was stopped right after it was resumed
-                hidden.rename(folder / (f"{name}.{note['saves']}" if taken else name))
-                sync(folder)
-                for path in list_states(folder)[KEEP:]:
-                    with suppress(OSError):  # the new state is complete
-                        remove(path)
-    except CheckpointError:
-        if first:
-            shutil.rmtree(hidden, ignore_errors=True)
-        raise
 
 
 def newest_valid_state(folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
@@ -318,8 +317,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 class StopSignal:
     """True once Ctrl-C or SIGTERM was received; a second Ctrl-C interrupts at once."""
 
-    def __init__(self) -> None:
-        self.signal: str | None = None
+    signal: str | None = None  # that was received
 
     def __bool__(self) -> bool:
         return self.signal is not None

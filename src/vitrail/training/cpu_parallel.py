@@ -45,22 +45,6 @@ class CpuDataParallel(nn.Module):
         weights = [p for p in self.objective.parameters() if p.requires_grad]
         return ShardedLoss.apply(self, images, targets, *weights)
 
-    def loss_and_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of the whole batch, and the gradient of each trainable weight."""
-        count = len(self.replicas)
-        shards = zip(images.tensor_split(count), targets.tensor_split(count), strict=True)
-        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        tasks = [
-            self.threads.submit(self.run, replica, *shard, len(shard[0]) / len(images), precision)
-            for replica, shard in zip(self.replicas, shards, strict=True)
-        ]
-        (loss, total), *others = [task.result() for task in tasks]
-        with torch_threads_for(sum(gradient.numel() for gradient in total)):
-            for other_loss, gradients in others:
-                loss = loss + other_loss
-                torch._foreach_add_(total, gradients)  # pyright: ignore[reportPrivateImportUsage]
-        return loss, total
-
     def run(
         self,
         replica: nn.Module,
@@ -92,8 +76,24 @@ class ShardedLoss(torch.autograd.Function):
     """The loss of a batch; its gradients are computed in the forward pass, shard by shard."""
 
     @staticmethod
-    def forward(ctx: Any, parallel: CpuDataParallel, *args: Tensor) -> Tensor:
-        loss, ctx.gradients = parallel.loss_and_gradients(*args[:2])
+    def forward(
+        ctx: Any, parallel: CpuDataParallel, images: Tensor, targets: Tensor, *weights: Tensor
+    ) -> Tensor:
+        count = len(parallel.replicas)
+        shards = zip(images.tensor_split(count), targets.tensor_split(count), strict=True)
+        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        tasks = [
+            parallel.threads.submit(
+                parallel.run, replica, *shard, len(shard[0]) / len(images), precision
+            )
+            for replica, shard in zip(parallel.replicas, shards, strict=True)
+        ]
+        (loss, total), *others = [task.result() for task in tasks]
+        with torch_threads_for(sum(gradient.numel() for gradient in total)):
+            for other_loss, gradients in others:
+                loss = loss + other_loss
+                torch._foreach_add_(total, gradients)  # pyright: ignore[reportPrivateImportUsage]
+        ctx.gradients = total
         return loss
 
     @staticmethod

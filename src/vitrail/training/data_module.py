@@ -58,7 +58,8 @@ class DataSplits:
             self.skipped.update(skipped)
         if count := len(self.skipped):
             total = len(self.train) + sum(map(len, self.held_out.values()))
-            names = [f"{name} ({reason})" for name, reason in self.skipped.items()]
+            # Without the advice, which follows a semicolon.
+            names = [f"{name} ({why.partition(';')[0]})" for name, why in self.skipped.items()]
             log(
                 f"note: {count:,} of {total:,} images could not be read and "
                 f"{'was' if count == 1 else 'were'} skipped: {comma_list(names, NAMED_SKIPPED)}"
@@ -229,7 +230,7 @@ class BatchStream:
             self.probabilities = balanced_probabilities(labels, balance)
         self.skipped = {} if skipped is None else skipped
         self.running: Iterator[Batch] = iter(())
-        self.restart()
+        self.expected: tuple[int, int] | None = None  # next step of `running`, and its image size
 
     def __call__(self, step: int) -> Iterator[Batch]:
         size = self.schedule.image_size(step)
@@ -239,10 +240,6 @@ class BatchStream:
             self.running = iter(self.loader(step, size))
         self.expected = (step + 1, size)
         return self.running
-
-    def restart(self) -> None:
-        """Start a new loader at the next call."""
-        self.expected = (-1, 0)  # next step and image size of the running loader
 
     def loader(self, step: int, size: int) -> Loader:
         settings, accumulate = self.schedule.settings, self.schedule.accumulate
@@ -346,13 +343,10 @@ class Task(NamedTuple):
     would change: its tasks are not augmented by default, as in BiT (arXiv:1912.11370).
     """
 
+    name: str
     keys: dict[str, Any]  # of the file, with defaults
     train: ImageDataset  # the whole split, to draw from
     test: ImageDataset
-
-    @property
-    def name(self) -> str:
-        return self.keys["name"]
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -425,7 +419,7 @@ def open_task(keys: dict[str, Any]) -> Task:
             )
     except VitrailError as error:
         raise DataError(f"task {keys['name']!r}: {error}") from None
-    return Task(keys=keys, train=train, test=test)
+    return Task(name=keys["name"], keys=keys, train=train, test=test)
 
 
 def draw_images(train: ImageDataset, count: int, seed: int) -> tuple[ImageDataset, ...]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -53,10 +52,7 @@ class TrainState:
     skipped: int = 0  # consecutive steps whose gradients overflowed in float16
     step: int = 0
     lr_scale: float = 1.0  # halved when the run is rolled back after divergence
-
-    @cached_property
-    def num_parameters(self) -> int:
-        return sum(weight.numel() for weight in self.objective.parameters())
+    num_parameters: int = 0  # of the objective, for the number of threads
 
 
 def make_state(objective: Objective, wrapped: nn.Module, schedule: Schedule) -> TrainState:
@@ -73,6 +69,7 @@ def make_state(objective: Objective, wrapped: nn.Module, schedule: Schedule) -> 
         optimizers=make_optimizers(named.items(), settings.optim, depth),
         schedule=schedule,
         ema=EMA(named, settings.average) if settings.average else None,
+        num_parameters=sum(weight.numel() for weight in objective.parameters()),
     )
 
 
@@ -225,8 +222,10 @@ class Evaluator:
         self.objective, self.ema, self.splits = objective, ema, splits
         self.preprocessing, self.settings, self.device = preprocessing, settings, device
         self.channels = len(preprocessing.mean)
-        largest = max(map(len, splits.held_out.values()), default=1)
-        self.batch_size = min(MAX_BATCH, max(1, largest))
+        sizes = [len(samples) for samples in splits.held_out.values()]
+        self.batch_size = min(MAX_BATCH, max([1, *sizes]))
+        # Of `final`, in units of `during_training`.
+        self.final_cost = sum(sizes) / sizes[0] if sizes else 0.0
         self.loader_options: dict[str, Any] = {
             "channels": self.channels,
             "batch_size": self.batch_size,
@@ -302,11 +301,6 @@ class Evaluator:
         self.splits.skipped.update(skipped)
         summed, images = distributed.all_reduce_sum(total).tolist()
         return summed / max(1.0, images)
-
-    def final_cost(self) -> float:
-        """Return the cost of `final` in units of `during_training`."""
-        sizes = [len(samples) for samples in self.splits.held_out.values()]
-        return sum(sizes) / sizes[0] if sizes else 0.0
 
     def estimate_seconds(self) -> float:
         """Return the expected duration of `during_training`, from a few forward passes."""

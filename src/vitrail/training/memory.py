@@ -83,10 +83,6 @@ def num_trainable(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def describe_trainable(model: nn.Module) -> str:
-    return f"{num_trainable(model):,} trainable parameters"
-
-
 def largest_divisor(number: int, limit: int) -> int:
     """Return the largest divisor of `number` that is at most `limit`, and at least 1."""
     return next(size for size in range(max(1, min(number, limit)), 0, -1) if number % size == 0)

@@ -41,6 +41,7 @@ from vitrail.probing.ridge import fit, fit_path
 from vitrail.training.auto_config import (
     USUAL_BATCH,
     AutoConfig,
+    DatasetStats,
     dataset_stats,
     sample_indices,
     suggests_transfer,
@@ -73,46 +74,10 @@ def build_model(
     train = splits.train
     stats = dataset_stats(train)
     classes = tuple(train.classes) if settings.objective == "classify" else ()
-    gpu = device.type == "cuda"
     if settings.model.distillation and not settings.loss.teacher:
         raise ConfigError("model.distillation needs a teacher; set loss.teacher")
     if start:
-        if settings.model.name is not None:
-            raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
-        lines: list[str] = []
-        model = load_pretrained(start, settings, len(classes), lines.append)
-        config, plan = model.config, None
-        open_length = settings.minutes is not None and settings.optim.kind is None
-        if open_length and isinstance(config, VitConfig) and len({*pair(config.image_size)}) == 1:
-            fit_images, _, dev = hold_out_dev(splits)
-            test = sum(len(samples) for samples in splits.held_out.values() if samples is not dev)
-            elapsed = 0.0 if started is None else time.monotonic() - started
-            forward = distributed.broadcast_object(seconds_per_image(model, device))
-            batch = settings.batch_size or USUAL_BATCH
-            plan = plan_finetuning(
-                config,
-                seconds=60 * (settings.minutes or 0.0) - distributed.broadcast_object(elapsed),
-                forward=forward / distributed.world_size(),
-                read=distributed.broadcast_object(stats.seconds),
-                train=len(fit_images),
-                dev=len(dev),
-                test=test,
-                muon_batch=batch if tunes_with_muon(settings, config) else None,
-            )
-        auto = AutoConfig(
-            settings,
-            stats,
-            gpu=gpu,
-            start=config,
-            new_head=get_metadata(model).class_names != classes,
-            plan=plan,
-            weights=[name for name, _ in model.named_parameters()],
-        )
-        if auto.settings.model.image_size != settings.model.image_size:
-            lines.clear()
-            model = load_pretrained(start, auto.settings, len(classes), lines.append)
-        for line in lines:
-            log(line)
+        model, auto = start_from(start, settings, splits, stats, classes, device, log, started)
         preprocessing = get_metadata(model).preprocessing
     else:
         if suggests_transfer(settings, stats) and builtin.references():
@@ -120,7 +85,7 @@ def build_model(
                 f"note: for {stats.images:,} photographs, fine-tuning the built-in model may "
                 f'be better: `vitrail finetune`, in Python start="{builtin.DEFAULT}"'
             )
-        auto = AutoConfig(settings, stats, gpu=gpu, start=None)
+        auto = AutoConfig(settings, stats, gpu=device.type == "cuda", start=None)
         chosen = auto.settings.model
         assert chosen.name is not None
         model = create(
@@ -151,6 +116,56 @@ def build_model(
     model.metadata = Metadata(
         preprocessing=preprocessing, class_names=classes, multi_label=multi_label
     )
+    return model, auto
+
+
+def start_from(
+    start: str,
+    settings: Settings,
+    splits: DataSplits,
+    stats: DatasetStats,
+    classes: tuple[str, ...],
+    device: torch.device,
+    log: Callable[[str], None],
+    started: float | None,
+) -> tuple[Model, AutoConfig]:
+    """Load the model to fine-tune; with a time budget, plan how much of it, from its speed."""
+    if settings.model.name is not None:
+        raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
+    lines: list[str] = []
+    model = load_pretrained(start, settings, len(classes), lines.append)
+    config, plan = model.config, None
+    open_length = settings.minutes is not None and settings.optim.kind is None
+    if open_length and isinstance(config, VitConfig) and len({*pair(config.image_size)}) == 1:
+        fit_images, _, dev = hold_out_dev(splits)
+        test = sum(len(samples) for samples in splits.held_out.values() if samples is not dev)
+        elapsed = 0.0 if started is None else time.monotonic() - started
+        forward = distributed.broadcast_object(seconds_per_image(model, device))
+        batch = settings.batch_size or USUAL_BATCH
+        plan = plan_finetuning(
+            config,
+            seconds=60 * (settings.minutes or 0.0) - distributed.broadcast_object(elapsed),
+            forward=forward / distributed.world_size(),
+            read=distributed.broadcast_object(stats.seconds),
+            train=len(fit_images),
+            dev=len(dev),
+            test=test,
+            muon_batch=batch if tunes_with_muon(settings, config) else None,
+        )
+    auto = AutoConfig(
+        settings,
+        stats,
+        gpu=device.type == "cuda",
+        start=config,
+        new_head=get_metadata(model).class_names != classes,
+        plan=plan,
+        weights=[name for name, _ in model.named_parameters()],
+    )
+    if auto.settings.model.image_size != settings.model.image_size:
+        lines.clear()
+        model = load_pretrained(start, auto.settings, len(classes), lines.append)
+    for line in lines:
+        log(line)
     return model, auto
 
 

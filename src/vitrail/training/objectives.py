@@ -8,7 +8,6 @@ teacher's features, targets are (B, 1 + D): the class index, then the features.
 Shapes: B images, C channels, H x W pixels, K classes, D features of a teacher.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -47,10 +46,6 @@ class Supervised(nn.Module):
             )
         self.model, self.loss = model, loss
 
-    def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        assert self.loss.kind is not None, "set by auto_config"
-        return LOSSES[self.loss.kind](logits, targets, self.loss.label_smoothing)
-
     def logits(self, images: Tensor) -> Tensor:
         return self.model(images)  # (B, K); with a distillation token, the mean of both heads
 
@@ -66,7 +61,8 @@ class Classification(Supervised):
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         logits = self.logits(images)
-        return self.label_loss(logits if self.prior is None else logits + self.prior, targets)
+        logits = logits if self.prior is None else logits + self.prior
+        return label_loss(logits, targets, self.loss)
 
 
 class Distillation(Supervised):
@@ -85,7 +81,7 @@ class Distillation(Supervised):
             logits, distilled = self.model.distillation_logits(images)
         else:
             logits = distilled = self.model(images)
-        labels, teacher_logits = self.label_loss(logits, targets), self.teacher(images)
+        labels, teacher_logits = label_loss(logits, targets, self.loss), self.teacher(images)
         if self.loss.teaching == "soft":
             teaching = soft_distillation(distilled, teacher_logits, self.loss.temperature)
         else:
@@ -113,7 +109,7 @@ class FeatureDistillation(Supervised):
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         assert self.model.head is not None
         features, targets = self.model.features(images), at_least_float32(targets)
-        labels = self.label_loss(self.model.head(features), targets[:, 0].long())
+        labels = label_loss(self.model.head(features), targets[:, 0].long(), self.loss)
         predicted, expected = at_least_float32(self.projection(features)), targets[:, 1:]
         error = (predicted - expected).square().sum(1) / expected.square().sum(1).clamp(min=1e-6)
         teaching = error.mean()
@@ -323,20 +319,15 @@ def random_patches(patches: Tensor, share: float) -> Tensor:
 
 def corrupt(patches: Tensor, indices: Tensor, mask: Tensor) -> Tensor:
     """Return patches (B, N, D) where those at `indices` are masked, swapped or kept."""
+    batch, count = patches.shape[:2]
     draw = torch.rand(indices.shape, device=indices.device)[..., None]  # (B, M, 1)
-    other = patches.flatten(0, 1)[random_others(patches, indices)]  # (B, M, D)
+    # A step from each to another patch of the batch, by their indices among all B * N.
+    own = count * torch.arange(batch, device=indices.device)[:, None] + indices  # (B, M)
+    step = torch.randint(1, max(2, batch * count), indices.shape, device=indices.device)
+    other = patches.flatten(0, 1)[(own + step) % (batch * count)]  # (B, M, D)
     replaced = torch.where(draw < MASKED + SWAPPED, other, gather(patches, indices))
     replaced = torch.where(draw < MASKED, mask.to(patches.dtype), replaced)
     return patches.scatter(1, indices[..., None].expand_as(replaced), replaced)
-
-
-def random_others(patches: Tensor, indices: Tensor) -> Tensor:
-    """Return for each index another patch of the batch: its index among all B * N (B, M)."""
-    batch, count = patches.shape[:2]
-    total = batch * count
-    own = count * torch.arange(batch, device=indices.device)[:, None] + indices
-    step = torch.randint(1, max(2, total), indices.shape, device=indices.device)
-    return (own + step) % total
 
 
 def gather(patches: Tensor, indices: Tensor) -> Tensor:
@@ -401,20 +392,16 @@ def log_prior(class_counts: np.ndarray | None, loss: LossSettings) -> Tensor | N
 # Losses: logits (B, K) and targets → the mean over the images of a batch, in float32 at least.
 
 
-def softmax_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+def label_loss(logits: Tensor, targets: Tensor, loss: LossSettings) -> Tensor:
+    """Cross-entropy, or binary cross-entropy summed over the classes as in the authors' code."""
     logits = at_least_float32(logits)
     targets = targets.to(logits.dtype) if targets.ndim == 2 else targets
-    return F.cross_entropy(logits, targets, label_smoothing=smoothing)
-
-
-def sigmoid_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Binary cross-entropy for each class, summed over the classes as in the authors' code."""
-    logits = at_least_float32(logits)
-    if targets.ndim == 2:
-        targets = targets.to(logits.dtype)
-    else:
+    if loss.kind == "softmax":
+        return F.cross_entropy(logits, targets, label_smoothing=loss.label_smoothing)
+    assert loss.kind == "sigmoid", "set by auto_config"
+    if targets.ndim == 1:
         targets = torch.zeros_like(logits).scatter_(1, targets[:, None], 1.0)
-    if smoothing:
+    if smoothing := loss.label_smoothing:
         targets = targets * (1 - smoothing) + smoothing / logits.shape[1]
     summed = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
     return summed / len(logits)
@@ -434,12 +421,6 @@ def soft_distillation(logits: Tensor, teacher_logits: Tensor, temperature: float
 def hard_distillation(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Cross-entropy with the teacher's argmax (equation 3 of Touvron et al. 2021)."""
     return F.cross_entropy(at_least_float32(logits), teacher_logits.argmax(dim=1))
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "softmax": softmax_cross_entropy,
-    "sigmoid": sigmoid_cross_entropy,
-}
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

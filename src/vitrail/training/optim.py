@@ -96,13 +96,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     return frozen
 
 
-def first_blocks_patterns(blocks: int, names: Iterable[str]) -> tuple[str, ...]:
-    """Return `optim.freeze` for the first blocks and everything before them."""
-    before = ("stem.*", "position.*", "encoder.positions.*", "cls_token", "distillation_token")
-    patterns = (*before, "registers", *(f"encoder.blocks.{block}.*" for block in range(blocks)))
-    return tuple(p for p in patterns if blocks and any(fnmatchcase(n, p) for n in names))
-
-
 def all_but_attention_patterns(model: nn.Module) -> tuple[str, ...]:
     """Return `optim.freeze` for all weights but those of attention and heads, as few as possible.
 

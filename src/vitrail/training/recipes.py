@@ -70,13 +70,20 @@ def read_recipe(name: str) -> Settings:
     for _, recipe_values in reversed(inheritance_chain(name)):
         overridden = alternatives_of(recipe_values)
         values = {k: v for k, v in values.items() if k not in overridden} | recipe_values
-    return build_settings(values, f" in {name}")
+    return settings_from_dict(values, name)
 
 
 def settings_from_dict(values: Mapping[str, Any], source: str = "") -> Settings:
-    """Return the settings of nested plain values; `source` is named in errors."""
-    where = f" in {source}" if source else ""
-    return build_settings(flatten(values, where), where)
+    """Return the settings of plain values, nested or by full name; `source` is named in errors."""
+    where, tables = f" in {source}" if source else "", dict[str, Values]()
+    for name, value in flatten(values, where).items():
+        table, _, key = name.rpartition(".")
+        tables.setdefault(table, {})[key] = value
+    top_level = tables.pop("", {})
+    try:
+        return Settings(**top_level, **{name: TABLES[name](**tables[name]) for name in tables})
+    except ConfigError as error:
+        raise ConfigError(f"{error} (in {source})" if source else str(error)) from None
 
 
 def summary(name: str) -> str:
@@ -224,18 +231,6 @@ def checked(name: str, value: Any, where: str = "") -> Any:
     except TypeError:
         expected = type_name(FIELD_TYPES[name])
         raise ConfigError(f"{name}={value!r}{where} must be {expected}") from None
-
-
-def build_settings(values: Values, where: str) -> Settings:
-    tables: dict[str, Values] = {}
-    for name, value in values.items():
-        table, _, key = name.rpartition(".")
-        tables.setdefault(table, {})[key] = value
-    top_level = tables.pop("", {})
-    try:
-        return Settings(**top_level, **{name: TABLES[name](**tables[name]) for name in tables})
-    except ConfigError as error:
-        raise ConfigError(f"{error} ({where.strip()})" if where else str(error)) from None
 
 
 TABLES: dict[str, Any] = {

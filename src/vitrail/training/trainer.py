@@ -5,6 +5,7 @@ settings.toml, metrics.jsonl, report.html and, until the run is finished, the re
 """
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -32,10 +33,11 @@ from vitrail.formatting import comma_list, duration, percent, shell_command
 from vitrail.models.config import pair
 from vitrail.models.lora import add_lora, merge_lora
 from vitrail.models.registry import name_of
+from vitrail.models.vit import Model
 from vitrail.models.vit import build as build_empty
 from vitrail.reports.pages import run_page
 from vitrail.training import checkpoint, recipes
-from vitrail.training.auto_config import choose_accumulation, image_size_stages
+from vitrail.training.auto_config import AutoConfig, choose_accumulation, image_size_stages
 from vitrail.training.budget import TimeBudget, compile_if_faster, plan_time_budget
 from vitrail.training.callbacks import Callback, MetricsLog
 from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
@@ -60,7 +62,7 @@ from vitrail.training.loop import (
     seed_micro_batch,
     train_loop,
 )
-from vitrail.training.memory import describe_trainable, memory_options
+from vitrail.training.memory import memory_options, num_trainable
 from vitrail.training.model_init import (
     PROBE_HEAD,
     build_model,
@@ -160,7 +162,8 @@ def run(
         check_reference(reference)  # before the data is read
     device = distributed.init(config.settings.machine.device)
     try:
-        if distributed.is_restart() and has_state(config.out):
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # by torchrun
+        if restarts and has_state(config.out):
             config = replace(config, resume=True)
         first = distributed.is_main()
         callback = callback if first and callback is not None else Callback()
@@ -211,13 +214,32 @@ class Trainer:
         self.folder = config.out
         self.started = time.monotonic() if started is None else started
         self.stop = StopSignal() if stop is None else stop  # an unset signal is false
+        self.used = 0.0  # seconds, of earlier parts of a resumed run
+        self.saved = 0.0  # time of the last checkpoint
+        self.losses: list[float] = []
+        self.timings: dict[str, float] = {}  # seconds by part of the run
+        self.reached = False  # settings.until_accuracy, or the end of settings.patience
+        # For settings.patience: accuracy, -loss and step of the best evaluation on val; evaluations
+        # in total and since then.
+        self.best: dict[str, float] = {}
+        self.budget: TimeBudget | None = None
+        self.metrics = MetricsLog(None)
+        auto, teacher = self.build_model()
+        self.build_training(auto, teacher)
+
+    def build_model(self) -> tuple[AutoConfig, Model | None]:
+        """Open the data, complete the settings, create the model, and load a teacher if there is
+        one."""
+        config, device, log = self.config, self.device, self.callback.log
         splits = config.splits or open_splits(config.data, config.settings)
         for note in splits.notes:
-            callback.log(f"note: {note}")
+            log(f"note: {note}")
         model, auto = build_model(
-            config.settings, splits, config.start, device, callback.log, started=started
+            config.settings, splits, config.start, device, log, started=self.started
         )
-        settings = auto.settings
+        self.settings, self.reasons, settings = auto.settings, auto.reasons, auto.settings
+        assert settings.batch_size is not None, "set by auto_config"
+        self.batch_size = settings.batch_size
         if auto.test_images is not None:
             splits = limit_test_images(splits, auto.test_images)
         teacher = None
@@ -227,10 +249,10 @@ class Trainer:
         (height, width), train = pair(model.config.image_size), splits.train
         self.num_parameters = sum(p.numel() for p in model.parameters())  # without LoRA
         size = f"{self.num_parameters:,} parameters, {height} x {width} pixels"
-        callback.log(f"{name_of(model.config)}, {size}")
-        callback.log(f"{len(train):,} training images of {len(train.classes):,} classes")
+        log(f"{name_of(model.config)}, {size}")
+        log(f"{len(train):,} training images of {len(train.classes):,} classes")
         for reason in auto.reasons:
-            callback.log(f"  {reason}")
+            log(f"  {reason}")
         if settings.machine.checkpointing:
             if not hasattr(model, "checkpointing"):
                 raise ConfigError(
@@ -240,15 +262,39 @@ class Trainer:
         self.probe = None  # initialization of the head, and the result to beat
         if config.start and settings.head_init == "probe":
             resume_from = config.out if config.resume and has_state(config.out) else None
-            splits, self.probe = probe_init(model.to(device), splits, auto, callback, resume_from)
+            model.to(device)
+            splits, self.probe = probe_init(model, splits, auto, self.callback, resume_from)
         self.model, self.splits = model, splits
-        self.settings, self.reasons = settings, auto.reasons
         if settings.lora is not None:
             add_lora(model, settings.lora, settings.lora_alpha, seed=settings.seed)
-            callback.log(f"  LoRA of rank {settings.lora}: {describe_trainable(model)}")
+            log(f"  LoRA of rank {settings.lora}: {num_trainable(model):,} trainable parameters")
         if frozen := freeze(model, settings.optim.freeze):
-            callback.log(f"  frozen: {comma_list(frozen)}; {describe_trainable(model)}")
-        schedule = self.make_schedule()
+            log(f"  frozen: {comma_list(frozen)}; {num_trainable(model):,} trainable parameters")
+        return auto, teacher
+
+    def build_training(self, auto: AutoConfig, teacher: Model | None) -> None:
+        """Create the schedule, the objective with its optimizers, the batches and the evaluator."""
+        settings, splits, model, device = self.settings, self.splits, self.model, self.device
+        samples, batch, log = len(splits.train), self.batch_size, self.callback.log
+        if settings.minutes is not None and (settings.steps or settings.epochs):
+            log("note: minutes set the length of the run; epochs and steps are ignored")
+        steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))
+        every = settings.evaluate_every or max(1.0, steps * batch / samples / EVALUATIONS)
+        self.schedule = schedule = Schedule(
+            settings=settings,
+            length=steps,
+            accumulate=choose_accumulation(settings, model, device, log),
+            processes=distributed.world_size(),
+            stages=image_size_stages(settings, model.config),
+            evaluate_every=max(1, round(every * samples / batch)),
+        )
+        if settings.minutes is None:
+            schedule.lr_factor(0)  # raises if the warmup does not fit
+            if settings.average**steps > 0.1:
+                log(
+                    f"note: with average={settings.average:g}, {steps:,} steps are too few: the "
+                    "average stays close to the initialization"
+                )
         counts = splits.train.class_counts() if settings.loss.logit_adjustment else None
         objective = make_objective(model, settings, teacher=teacher, class_counts=counts)
         objective.to(device).train()
@@ -277,57 +323,13 @@ class Trainer:
             auto.mixing,
             len(splits.train.classes),
             device,
-            steps_per_epoch=len(splits.train) / self.batch_size,
+            steps_per_epoch=samples / batch,
             teacher=self.teacher,
             image_size=schedule.image_size,
         )
         self.evaluator = Evaluator(
             objective, self.state.ema, splits, preprocessing, settings, device
         )
-        self.used = 0.0  # seconds, of earlier parts of a resumed run
-        self.saved = 0.0  # time of the last checkpoint
-        self.losses: list[float] = []
-        self.timings: dict[str, float] = {}  # seconds by part of the run
-        self.reached = False  # settings.until_accuracy, or the end of settings.patience
-        # For settings.patience: accuracy, -loss and step of the best evaluation on val; evaluations
-        # in total and since then.
-        self.best: dict[str, float] = {}
-        self.budget: TimeBudget | None = None
-        self.metrics = MetricsLog(None)
-
-    def make_schedule(self) -> Schedule:
-        settings, samples, batch = self.settings, len(self.splits.train), self.batch_size
-        if settings.minutes is not None and (settings.steps or settings.epochs):
-            self.callback.log(
-                "note: minutes set the length of the run; epochs and steps are ignored"
-            )
-        steps = settings.steps or max(1, round((settings.epochs or 1.0) * samples / batch))
-        every = settings.evaluate_every or max(1.0, steps * batch / samples / EVALUATIONS)
-        schedule = Schedule(
-            settings=settings,
-            length=steps,
-            accumulate=choose_accumulation(settings, self.model, self.device, self.callback.log),
-            processes=distributed.world_size(),
-            stages=image_size_stages(settings, self.model.config),
-            evaluate_every=max(1, round(every * samples / batch)),
-        )
-        if settings.minutes is None:
-            schedule.lr_factor(0)  # raises if the warmup does not fit
-            if settings.average**steps > 0.1:
-                self.callback.log(
-                    f"note: with average={settings.average:g}, {steps:,} steps are too few: the "
-                    "average stays close to the initialization"
-                )
-        return schedule
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.state.schedule
-
-    @property
-    def batch_size(self) -> int:
-        assert self.settings.batch_size is not None
-        return self.settings.batch_size
 
     @property
     def micro_batch(self) -> int:
@@ -430,7 +432,7 @@ class Trainer:
                 self.restore_checkpoint()
                 self.state.lr_scale, self.used = scale, elapsed
                 self.losses.clear()
-                self.batches.restart()
+                self.batches.expected = None
                 self.callback.log(
                     f"{reason}; rolled back to step {self.state.step:,} with learning rate x "
                     f"{scale:g}"
@@ -474,7 +476,7 @@ class Trainer:
         if self.budget is not None:
             self.budget.evaluation = time.monotonic() - started
             if final_size:
-                self.budget.final = self.evaluator.final_cost() * self.budget.evaluation
+                self.budget.final = self.evaluator.final_cost * self.budget.evaluation
         if not final_size:
             return False
         target, patience = self.settings.until_accuracy, self.settings.patience
