@@ -30,7 +30,6 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
-        """Commit files to a branch; return the hash."""
         commit = hashlib.sha1(f"{len(self.commits)} {sorted(files)}".encode()).hexdigest()
         self.commits[commit] = files
         self.branches[branch] = commit
@@ -82,7 +81,6 @@ class Hub:
 
 
 def describe(name: str, content: bytes) -> dict:
-    """The hub's metadata of a file."""
     large = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     details = {"size": len(content), "blobId": git_hash(content)}
     return {**details, "lfs": {**large, "pointerSize": 134}} if name.endswith(LARGE) else details

@@ -36,7 +36,6 @@ FAMILIES = {
 
 
 def random_model(config, seed=0):
-    """A model without zero weights."""
     torch.manual_seed(seed)
     model = build(config, device="cpu")
     for parameter in model.parameters():
@@ -51,19 +50,16 @@ def random_images(config, count=2):
 
 
 def same_weights(one, other):
-    """Whether two models have bit-identical weights."""
     first, second = one.state_dict(), other.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
 
 
 def as_checkpoint(tensors, settings=None):
-    """Tensors as a checkpoint in memory, with these settings."""
     lazy = {n: LazyTensor(tuple(t.shape), lambda t=t: t) for n, t in tensors.items()}
     return Checkpoint(lazy, settings or {})
 
 
 def load_tensors(format, tensors, settings=None):
-    """Load tensors in a format; return the model and the skipped tensors."""
     model, _, normalized = read_foreign(as_checkpoint(tensors, settings), format)
     return model, normalized.skipped
 
@@ -75,7 +71,6 @@ PLAIN |= {"layer_scale": None, "mlp": "gelu", "representation": 0}
 
 @st.composite
 def vits(draw):
-    """Random small ViTs."""
     heads = draw(st.integers(1, 3))
     pool = draw(st.sampled_from(["cls", "mean", "map"]))
     patch = draw(st.sampled_from([2, 4, (2, 4)]))

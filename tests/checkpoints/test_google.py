@@ -45,7 +45,6 @@ def test_golden_logits_and_config(golden, name):
 
 @pytest.fixture
 def vit(tiny):
-    """A small model with random weights."""
     return random_model(tiny.change(representation=5))
 
 

@@ -76,7 +76,6 @@ def contents(folder):
 
 
 def error_of(address):
-    """The one-line error of a fetch."""
     with pytest.raises(CheckpointError) as caught:
         fetch(address)
     message = str(caught.value)

@@ -26,8 +26,6 @@ ADDRESS_SPACE = 6 * 2**30  # torch alone maps some of it
 
 
 class Trap:
-    """A pickle that creates a folder if its code is run."""
-
     def __init__(self, mark):
         self.mark = mark
 
@@ -36,7 +34,6 @@ class Trap:
 
 
 def originals(folder):
-    """Write one file or folder per format."""
     vit = random_model(VIT)
     save(vit, folder / "bundle", class_names=["a", "b", "c"])
     save(vit, folder / "google.npz", "google")

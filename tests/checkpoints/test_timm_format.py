@@ -19,7 +19,6 @@ TIMM = NUMERICS["timm"]
 
 @pytest.fixture
 def small(tiny):
-    """The tiny model with timm's numerics and five classes."""
     return tiny.change(numerics="timm", num_classes=5)
 
 

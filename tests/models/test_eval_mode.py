@@ -1,5 +1,3 @@
-"""Inference leaves a model in the mode it was in."""
-
 import numpy as np
 import pytest
 import torch

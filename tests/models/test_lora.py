@@ -1,5 +1,3 @@
-"""Low-rank updates of frozen matrices."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Patch dropout in training."""
-
 import pytest
 import torch
 
@@ -17,7 +15,6 @@ STEMS = {
 
 @pytest.fixture
 def config16(tiny):
-    """The tiny model with 16 patches."""
     return tiny.change(image_size=16)
 
 

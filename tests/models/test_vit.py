@@ -1,5 +1,3 @@
-"""The Vision Transformer and its parts."""
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -71,7 +71,6 @@ def images(mode):
 
 
 def difference(ours, theirs):
-    """The largest difference, in gray levels."""
     assert (ours.mode, ours.size) == (theirs.mode, theirs.size)
     return np.abs(np.asarray(ours).astype(int) - np.asarray(theirs).astype(int))
 

@@ -77,7 +77,6 @@ KINDS = {
 
 
 def transformers_model(kind):
-    """A tiny random model of a class of transformers."""
     name, changes, _ = KINDS[kind]
     family = name.split("For")[0].split("Model")[0]
     if family in ("CLIP", "Siglip"):

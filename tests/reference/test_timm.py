@@ -192,7 +192,6 @@ def test_timm_reads_preprocessing_class_names_and_replaces_the_head(tmp_path):
 
 
 def load(name, weights, **options):
-    """timm's model of that name, with our weights."""
     model = timm.create_model(name, **options)
     model.load_state_dict(weights)
     return model

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.reference
 
 
 def load(ours, weights, image_size):
-    """The model of torchvision that `ours` describes, with `weights`."""
     model = peer.VisionTransformer(
         image_size=image_size,
         patch_size=16,

@@ -39,7 +39,6 @@ def test_written_files_equal_their_own(tmp_path):
 
 
 def load(ours):
-    """The model of transformers that `ours` describes, with the weights of `ours`."""
     sizes = {"num_hidden_layers": ours.config.depth, "num_attention_heads": ours.config.heads}
     sizes |= {"hidden_size": ours.config.width, "intermediate_size": ours.config.mlp_width}
     config = transformers.ViTConfig(**sizes, num_labels=ours.config.num_classes)
