@@ -100,19 +100,15 @@ def build_page(
         output = "logits" if model.config.num_classes else "features"
         cost = measure_int8(model, lambda images: run(images)[output], data, progress=progress)
         cost.check(max_drop)
+    # The page tests its arithmetic with this input, which browser/worker.js makes too.
     shape = program.tensors["images"][1:]
-    outputs = run(torch.from_numpy(check_input(shape)))
+    values = (np.arange(np.prod(shape)) * 7919 % 2003) / 1001.5 - 1
+    outputs = run(torch.from_numpy(values.astype(np.float32).reshape(shape)))
     about = describe_page(model, program, title) | {
         "examples": read_examples(examples) if examples else [],
         "check": torch.cat([x.flatten() for x in outputs.values()]).tolist(),
     }
     return render(about, program.weights, taught, title), difference, cost
-
-
-def check_input(shape: list[int]) -> np.ndarray:
-    """Return the input with which a page tests its arithmetic; browser/worker.js has the same."""
-    values = (np.arange(np.prod(shape)) * 7919 % 2003) / 1001.5 - 1
-    return values.astype(np.float32).reshape(shape)
 
 
 def describe_page(model: Model, program: KernelProgram, name: str) -> dict[str, Any]:
@@ -180,16 +176,20 @@ def render(about: dict[str, Any], weights: bytes, taught: bytes, title: str) -> 
 
     style, script = join(*STYLES), join(*SCRIPTS)
     kernels = (package / "export/browser/kernels.wasm").read_bytes()
+    model = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
     data = {  # id: type, content
-        "model": ("application/json", to_json(about)),
+        "model": ("application/json", model),
         "taught": ("text/plain", to_base64(taught)),
         "worker": ("text/plain", join(*WORKER)),
         "kernels": ("text/plain", to_base64(kernels)),
         "weights": ("text/plain", to_base64(gzip.compress(weights, 6, mtime=0))),
     }
+    style_hash, script_hash = (
+        f"'sha256-{to_base64(hashlib.sha256(text.encode()).digest())}'" for text in (style, script)
+    )
     policy = (
         "default-src 'none'; img-src blob: data:; worker-src blob:; manifest-src data:; "
-        f"style-src {csp_hash(style)}; script-src {csp_hash(script)} 'wasm-unsafe-eval' blob:; "
+        f"style-src {style_hash}; script-src {script_hash} 'wasm-unsafe-eval' blob:; "
         "base-uri 'none'; form-action 'none'"
     )
     page = join("serving/assets/page.html")
@@ -218,13 +218,5 @@ def render(about: dict[str, Any], weights: bytes, taught: bytes, title: str) -> 
     return page
 
 
-def to_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-
-
 def to_base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
-
-
-def csp_hash(text: str) -> str:
-    return f"'sha256-{to_base64(hashlib.sha256(text.encode()).digest())}'"
