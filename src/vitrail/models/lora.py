@@ -45,22 +45,29 @@ def add_lora(model: nn.Module, rank: int, alpha: float = ALPHA, *, seed: int = 0
     layers = adaptable_layers(model, rank)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(HEADS))
-    for number, (name, layer) in enumerate(layers.items()):
-        adapted = LoraLinear(layer, rank, alpha, parts_of(name), seed + number)
+    for number, (name, (layer, parts)) in enumerate(layers.items()):
+        adapted = LoraLinear(layer, rank, alpha, parts, seed + number)
         model.set_submodule(name, adapted.train(layer.training))
 
 
-def adaptable_layers(model: nn.Module, rank: int) -> dict[str, nn.Linear]:
-    """Return the dense layers of a model's blocks; raise if there is none, or for a wrong rank."""
-    layers = {n: m for n, m in model.named_modules() if "blocks." in n and type(m) is nn.Linear}
+def adaptable_layers(model: nn.Module, rank: int) -> dict[str, tuple[nn.Linear, int]]:
+    """Return the dense layers of a model's blocks and the number of updates that each has.
+
+    Raises if there is no such layer, or for a wrong rank.
+    """
+    layers = {
+        name: (module, 3 if name.endswith(".qkv") else 1)
+        for name, module in model.named_modules()
+        if "blocks." in name and type(module) is nn.Linear
+    }
     if not layers:
         raise ConfigError(
             f"lora={rank}: LoRA needs nn.Linear layers in blocks; {type(model).__name__} has none; "
             "leave it out, or use --optim.freeze"
         )
     limit = min(
-        layer.weight.numel() // (layer.out_features + parts_of(name) * layer.in_features)
-        for name, layer in layers.items()
+        layer.weight.numel() // (layer.out_features + parts * layer.in_features)
+        for layer, parts in layers.values()
     )
     if not 1 <= rank <= limit:
         raise ConfigError(
@@ -68,10 +75,6 @@ def adaptable_layers(model: nn.Module, rank: int) -> dict[str, nn.Linear]:
             "layer has more weights than its matrix"
         )
     return layers
-
-
-def parts_of(name: str) -> int:
-    return 3 if name.endswith(".qkv") else 1
 
 
 def is_adapted(name: str) -> bool:
