@@ -295,7 +295,12 @@ def calibration_summary(calibration: Calibration) -> str:
     counts, mean = calibration.counts[bins], calibration.confidence[bins]
     gaps = mean - calibration.accuracy[bins]
     ece = percent(calibration.ece)
-    if not calibration.ece > max(CALIBRATED, noise_ece(calibration)):
+    # The 95th percentile for a perfectly calibrated model: the accuracy of a bin with n predictions
+    # at confidence c has variance c(1-c)/n; the ECE is a weighted sum of half-normal deviations.
+    spread = np.sqrt(mean * (1 - mean) / counts) * counts / counts.sum()
+    noise_ece = math.sqrt(2 / math.pi) * spread.sum()
+    noise_ece += 1.645 * math.sqrt((1 - 2 / math.pi) * (spread**2).sum())
+    if not calibration.ece > max(CALIBRATED, noise_ece):
         small = calibration.ece <= CALIBRATED
         verdict = "Well calibrated" if small else "No miscalibration detected"
         noise = "" if small else ", within sampling noise"
@@ -317,19 +322,6 @@ def calibration_summary(calibration: Calibration) -> str:
             f"{percent(calibration.ece_scaled)}: `vitrail evaluate … --save-temperature`."
         )
     return line
-
-
-def noise_ece(calibration: Calibration) -> float:
-    """95th percentile of the ECE of a perfectly calibrated model.
-
-    The accuracy of a bin with n predictions at confidence c has variance c(1-c)/n; the ECE is a
-    weighted sum of half-normal deviations.
-    """
-    bins = np.flatnonzero(calibration.counts)
-    counts, mean = calibration.counts[bins], calibration.confidence[bins]
-    spread = np.sqrt(mean * (1 - mean) / counts) * counts / counts.sum()
-    expected = math.sqrt(2 / math.pi) * spread.sum()
-    return float(expected + 1.645 * math.sqrt((1 - 2 / math.pi) * (spread**2).sum()))
 
 
 def run_page(
@@ -468,10 +460,10 @@ def write_comparison(
     }
     interval = [f"95 % CI {low:+.1f} to {high:+.1f}"]
     flips = {"Correct by A, wrong by B": result.lost, "Correct by B, wrong by A": result.gained}
-
-    def shown(rows: np.ndarray) -> list[int]:  # evenly spaced
-        return rows[:: -(-len(rows) // MAX_FLIPS) or 1].tolist()
-
+    flips = [  # evenly spaced examples
+        (title, len(rows), rows[:: -(-len(rows) // MAX_FLIPS) or 1].tolist())
+        for title, rows in flips.items()
+    ]
     html = render(
         "comparison.html",
         "Model comparison",
@@ -485,8 +477,8 @@ def write_comparison(
         summary=[result.verdict[:1].upper() + result.verdict[1:] + ".", *about["notes"]],
         classes=[c for c in result.classes if c.gained or c.lost],
         flips=[
-            (title, len(rows), [flip(i, result, source, models) for i in shown(rows)])
-            for title, rows in flips.items()
+            (title, count, [flip(index, result, source, models) for index in shown])
+            for title, count, shown in flips
         ],
     )
     page, values = folder / "comparison.html", folder / "comparison.json"
@@ -538,12 +530,11 @@ def dataset_page(
     labels: Mapping[str, Any] | None = None,
 ) -> str:
     def shown(samples: Sequence[SampleInfo]) -> list[dict[str, Any]]:
-        shown_samples = []
-        for sample in samples[:MAX_SHOWN]:
-            image = thumbnail(datasets[sample.split], sample.index, SHEET_SIDE)
-            url = None if image is None else data_url(to_png(image))
-            shown_samples.append({"sample": sample, "image": url})
-        return shown_samples
+        images = [thumbnail(datasets[x.split], x.index, SHEET_SIDE) for x in samples[:MAX_SHOWN]]
+        return [
+            {"sample": sample, "image": None if image is None else data_url(to_png(image))}
+            for sample, image in zip(samples, images, strict=False)
+        ]
 
     def suspects(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [
