@@ -5,12 +5,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 import vitrail
+from test_architecture import PACKAGE, tree_of
 from vitrail.checkpoints import builtin
 from vitrail.data.datasets import BUILTIN, open_dataset
 from vitrail.errors import VitrailError
@@ -20,7 +20,6 @@ from vitrail.serving.server import REQUIRED, serve
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "vitrail"
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = SETUP["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -38,11 +37,6 @@ def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split("==") for line in lines if not line.startswith("#"))
     return {name.lower().replace("_", "-"): version for name, version in pairs}
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def modules_of(path: Path, *, later: bool) -> set[str]:

@@ -78,8 +78,9 @@ def session_of(module, example, dims):
     """A module with one input `x` and outputs 0, 1, …, traced, translated and opened."""
     graph = OnnxGraph()
     shape = [f"axis{axis}" if axis in dims else size for axis, size in enumerate(example.shape)]
-    for index, value in enumerate(graph.translate(trace(module, example, dims), "x", shape)):
-        graph.add_output(str(index), value, [None] * value.ndim)
+    program = trace(module, example, dims)
+    outputs = range(len(program.graph_signature.user_outputs))
+    graph.translate(program, "x", shape, [str(index) for index in outputs])
     return open_session(graph.serialize({}), 1)
 
 

@@ -49,7 +49,9 @@ def test_bundle_is_exported_with_its_metadata(model, tmp_path):
     assert done.difference < 1e-5
     assert list(tmp_path.glob("model.*")) == [done.path]
     images = torch.randn(2, 3, 8, 8)
-    found = open_session(done.path, 1).run(["logits"], {"images": images.numpy()})[0]
+    session = open_session(done.path, 1)
+    assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
+    found = session.run(["logits"], {"images": images.numpy()})[0]
     with torch.no_grad():
         assert np.allclose(found, model(images), atol=1e-5)
     metadata = {each.key: json.loads(each.value) for each in onnx.load(done.path).metadata_props}
@@ -211,4 +213,6 @@ def test_given_data_takes_precedence_and_int8_may_include_preprocessing(trained,
     done = export_model(trained, tmp_path / "m.onnx", **settings)
     assert (done.cost.images, done.cost.data) == (7, str(data))
     assert done.difference < 0.5
-    assert open_session(done.path, 1).get_inputs()[0].name == "pixels"
+    (given,) = open_session(done.path, 1).get_inputs()
+    assert (given.name, given.type) == ("pixels", "tensor(uint8)")
+    assert given.shape == ["batch", "height", "width", 3]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exportable import BASE, exported, run, session_of
+from exportable import BASE, run, session_of
 from torch.export import Dim
 
 from tiny_models import awake
@@ -11,7 +11,6 @@ from vitrail import ConfigError, Metadata, Preprocessing
 from vitrail.data.preprocessing import preset
 from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.export.onnx import Preprocess, to_onnx
-from vitrail.export.session import open_session
 
 pytestmark = pytest.mark.slow
 
@@ -54,17 +53,6 @@ def test_pixels_are_preprocessed_as_in_the_library(case):
         assert difference.max() < levels + 0.01, (height, width)
         off, total = off + int((difference > 0.5).sum()), total + difference.numel()
     assert off / total < 0.02
-
-
-def test_file_with_preprocessing_takes_pixels():
-    session = open_session(exported("class token", preprocessing=True), 1)
-    (given,) = session.get_inputs()
-    assert (given.name, given.type) == ("pixels", "tensor(uint8)")
-    assert given.shape == ["batch", "height", "width", 3]
-    logits = session.run(["logits"], {"pixels": np.zeros((2, 19, 30, 3), np.uint8)})[0]
-    with torch.no_grad():
-        expected = awake(BASE)(torch.full((2, 3, 8, 8), -1.0)).numpy()
-    assert np.allclose(logits, expected, atol=1e-5)
 
 
 def test_lanczos_without_antialiasing_is_rejected():

@@ -121,11 +121,6 @@ def trained(tmp_path_factory):
     return [str(folder / "run"), str(data)]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("preprocessing", [None, "fewshot"])
 def test_command_saves_an_ordinary_bundle(trained, tmp_path, capsys, preprocessing):
     words = ["fewshot", *trained, "--shots", "2", "10", "--out", str(tmp_path / "out"), "--json"]

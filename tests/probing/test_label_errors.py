@@ -77,6 +77,7 @@ def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):
     )
     assert main([*words, "--json"]) == 0
     labels = json.loads(capsys.readouterr().out)["labels"]
+    assert labels["features"] == "32 x 32 pixels"
     found = {row["index"] for row in labels["errors"]}
     assert found <= {3, 30, 60, 90, 120, 147}
     assert len(found) >= 4

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.calibration import fit_temperature
 from vitrail.probing import probes, ridge
 from vitrail.probing.ridge import BIAS, DEFAULT_L2, L2_GRID, SCALES, fit, fit_moments, fit_path
 
@@ -256,4 +257,5 @@ def test_scale_ignores_the_only_example_of_a_class():
     features, labels = random_rows()
     single = torch.cat([labels, torch.tensor([4])])
     path = fit_path(torch.cat([features, features[:1] + 9]), single)
-    assert path.scale == pytest.approx(ridge.fit_scale(balanced(path)[:60], labels))
+    temperature = fit_temperature(balanced(path)[:60].numpy(), labels.numpy(), "softmax")
+    assert path.scale == pytest.approx(1 / temperature)

@@ -28,7 +28,7 @@ from vitrail.evaluation.results import (
 from vitrail.inspection.faithfulness import Faithfulness
 from vitrail.inspection.representations import Neighbor
 from vitrail.reports import pages
-from vitrail.reports.inspection import inspection_page
+from vitrail.reports.inspection import inspection_page, write_inspection
 from vitrail.reports.pages import confusion_section, evaluation_page, run_page, summary
 
 pytestmark = pytest.mark.slow
@@ -320,12 +320,20 @@ def test_csv_agrees_with_the_accuracy(logits, labels, loss, correct, source, tmp
 
 def test_failed_page_leaves_the_old_one(source, tmp_path, monkeypatch):
     result = result_of(source, [[2.0, 0], [0, 3]], [0, 1])
-    written(tmp_path, result, source)
-    old = (tmp_path / "evaluation.html").read_text()
-    monkeypatch.setattr(pages, "mistake_figures", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        written(tmp_path, result, source)
-    assert (tmp_path / "evaluation.html").read_text() == old
+    for name, part, write in (
+        ("evaluation", "pages.mistake_figures", lambda: written(tmp_path, result, source)),
+        (
+            "report",
+            "inspection.faithfulness_values",
+            lambda: write_inspection(tmp_path, EVERYTHING),
+        ),
+    ):
+        write()
+        old = (tmp_path / f"{name}.html").read_text()
+        monkeypatch.setattr(f"vitrail.reports.{part}", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write()
+        assert (tmp_path / f"{name}.html").read_text() == old
 
 
 # The page of a run
