@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hostile_images import bmp, families, hostile_images, memory_of, tiff
-from odd_images import GRAY, RGB, saved
+from odd_images import GRAY, RGB, odd_images, saved
 from PIL import Image
 
 from vitrail.data.decode import MAX_PIXELS, LimitedFile, decode, open_image
@@ -116,6 +116,11 @@ def test_ordinary_and_padded_images_are_within_the_limits():
 
 
 def test_avif_pixels_are_those_of_the_stream():
+    odd = odd_images()
+    costs = {name: avif_pixels(odd[name].data) for name in odd if name.startswith("avif")}
+    assert {largest for largest, _ in costs.values()} == {64 * 32}
+    assert costs["avif"][1] == 64 * 32
+    assert costs["avif with alpha"][1] == 2 * 64 * 32
     assert avif_pixels(saved(Image.new("RGB", (333, 77)), "AVIF")) == (333 * 77, 333 * 77)
 
 
