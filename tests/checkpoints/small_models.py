@@ -1,7 +1,6 @@
 """Small models with random weights, for every family and many shapes."""
 
 import torch
-from hypothesis import strategies as st
 
 from vitrail import BitConfig, MixerConfig, VitConfig
 from vitrail.checkpoints.files import Checkpoint, LazyTensor
@@ -62,38 +61,3 @@ def as_checkpoint(tensors, settings=None):
 def load_tensors(format, tensors, settings=None):
     model, _, normalized = read_foreign(as_checkpoint(tensors, settings), format)
     return model, normalized.skipped
-
-
-# Changes that leave a ViT that every library has.
-PLAIN = {"position": "learned", "pool": "cls", "distillation": False, "registers": 0}
-PLAIN |= {"layer_scale": None, "mlp": "gelu", "representation": 0}
-
-
-@st.composite
-def vits(draw):
-    heads = draw(st.integers(1, 3))
-    pool = draw(st.sampled_from(["cls", "mean", "map"]))
-    patch = draw(st.sampled_from([2, 4, (2, 4)]))
-    down, across = (patch, patch) if isinstance(patch, int) else patch
-    height, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    position = draw(st.sampled_from(["learned", "learned", "learned", "sincos-2d", "relative"]))
-    distilled = pool == "cls" and draw(st.booleans())
-    return VIT.change(
-        depth=draw(st.sampled_from([1, 2, 11])),  # also two digits
-        heads=heads,
-        width=heads * draw(st.sampled_from([4, 8])),
-        mlp_width=draw(st.integers(1, 20)),
-        patch_size=patch,
-        image_size=(height * down, width * across),
-        channels=draw(st.integers(1, 4)),
-        num_classes=draw(st.integers(0, 5)),
-        pool=pool,
-        position=position,
-        distillation=distilled,
-        representation=0 if distilled else draw(st.sampled_from([0, 0, 6])),
-        registers=draw(st.sampled_from([0, 0, 2])),
-        layer_scale=draw(st.sampled_from([None, 0.1])),
-        qkv_bias=draw(st.booleans()),
-        mlp=draw(st.sampled_from(["gelu", "gelu", "swiglu"])),
-        numerics=draw(st.sampled_from(["google", "timm", "transformers", "torchvision"])),
-    )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, PLAIN, random_images, random_model, same_weights, vits
+from small_models import FAMILIES, VIT, random_images, random_model, same_weights
 
 from vitrail import CheckpointError, VitConfig, load, save
 from vitrail.checkpoints.rules import unsupported_numerics
@@ -86,6 +86,41 @@ def test_every_pair_of_formats_is_bit_exact(tmp_path, config, first, second):
     images = random_images(model.config)
     with torch.no_grad():
         assert torch.equal(last(images), model(images))
+
+
+# Changes that leave a ViT that every library has.
+PLAIN = {"position": "learned", "pool": "cls", "distillation": False, "registers": 0}
+PLAIN |= {"layer_scale": None, "mlp": "gelu", "representation": 0}
+
+
+@st.composite
+def vits(draw):
+    heads = draw(st.integers(1, 3))
+    pool = draw(st.sampled_from(["cls", "mean", "map"]))
+    patch = draw(st.sampled_from([2, 4, (2, 4)]))
+    down, across = (patch, patch) if isinstance(patch, int) else patch
+    height, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    position = draw(st.sampled_from(["learned", "learned", "learned", "sincos-2d", "relative"]))
+    distilled = pool == "cls" and draw(st.booleans())
+    return VIT.change(
+        depth=draw(st.sampled_from([1, 2, 11])),  # also two digits
+        heads=heads,
+        width=heads * draw(st.sampled_from([4, 8])),
+        mlp_width=draw(st.integers(1, 20)),
+        patch_size=patch,
+        image_size=(height * down, width * across),
+        channels=draw(st.integers(1, 4)),
+        num_classes=draw(st.integers(0, 5)),
+        pool=pool,
+        position=position,
+        distillation=distilled,
+        representation=0 if distilled else draw(st.sampled_from([0, 0, 6])),
+        registers=draw(st.sampled_from([0, 0, 2])),
+        layer_scale=draw(st.sampled_from([None, 0.1])),
+        qkv_bias=draw(st.booleans()),
+        mlp=draw(st.sampled_from(["gelu", "gelu", "swiglu"])),
+        numerics=draw(st.sampled_from(["google", "timm", "transformers", "torchvision"])),
+    )
 
 
 # Changes that make a random ViT one that the format supports.

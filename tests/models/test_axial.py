@@ -106,22 +106,6 @@ def test_names():
     assert name_of(unnamed) == "AxialResNet of 2 units, 1 times as wide"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pool": "cls"},
-        {"registers": 2},
-        {"class_token": True},
-        {"patch_dropout": 0.5},
-        {"position": "relative"},
-        {"position": "rotary"},
-    ],
-)
-def test_axial_attention_needs_whole_rows_and_columns(changes):
-    with pytest.raises(ConfigError, match="attention='axial' needs whole rows and columns"):
-        AXIAL.change(**changes)
-
-
 def test_axial_models_cannot_merge_tokens_nor_be_converted(tmp_path):
     model = awake(AXIAL)
     with pytest.raises(ConfigError, match="that axial attention needs"):

@@ -9,6 +9,8 @@ from vitrail import NUMERICS, BitConfig, ConfigError, MixerConfig
 from vitrail.models.config import Library, from_dict, to_dict
 from vitrail.models.registry import CONFIGURATIONS
 
+AXIAL, ROWS = {"attention": "axial", "pool": "mean"}, "attention='axial' needs whole rows and col"
+
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_json_round_trip(name):
@@ -77,6 +79,12 @@ def test_equivalent_values_are_normalized(tiny):
             "position='learned' in .*='stem'",
         ),
         ({"patch_dropout": 0.5, "position_place": "shared"}, "position_place='stem'"),
+        (AXIAL | {"pool": "cls"}, ROWS),
+        (AXIAL | {"registers": 2}, ROWS),
+        (AXIAL | {"class_token": True}, ROWS),
+        (AXIAL | {"patch_dropout": 0.5}, ROWS),
+        (AXIAL | {"position": "relative"}, ROWS),
+        (AXIAL | {"position": "rotary"}, ROWS),
     ],
 )
 def test_invalid_values_raise_helpful_errors(tiny, changes, message):

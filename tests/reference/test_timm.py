@@ -58,9 +58,6 @@ def test_vit_logits_match(tmp_path, kind):
     theirs = randomize(timm.create_model(name, **SMALL | options))
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     ours = loaded(tmp_path / "model.safetensors")
-    if kind in ("ViT", "distilled DeiT", "DINOv2 giant"):  # a training checkpoint
-        torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, tmp_path / "model.pth")
-        assert difference(loaded(tmp_path / "model.pth"), theirs) <= TOLERANCE[torch.float32]
     # A register and its position are added in float32.
     for dtype in [torch.float32] if "placed" in kind else TOLERANCE:
         assert difference(ours, theirs, dtype=dtype) <= TOLERANCE[dtype]
