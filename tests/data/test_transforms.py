@@ -7,13 +7,7 @@ from tiny_sets import jpeg, photograph
 from vitrail import ConfigError
 from vitrail.data.decode import decode
 from vitrail.data.preprocessing import Augmentation, preset
-from vitrail.data.transforms import (
-    PILLOW_FILTERS,
-    EvalTransform,
-    TrainTransform,
-    reflect_indices,
-    resize,
-)
+from vitrail.data.transforms import PILLOW_FILTERS, EvalTransform, TrainTransform, resize
 
 
 @pytest.mark.parametrize(
@@ -129,6 +123,14 @@ def test_padding_and_errors():
         Augmentation(crop_area=(0.0, 1.0))
     with pytest.raises(ConfigError, match="images of 2 channels do not fit a model of 3"):
         EvalTransform(preprocessing=preset("google", (8, 8)))(np.zeros((9, 9, 2), np.uint8))
-    whole = np.pad(np.arange(6), 4, mode="reflect")
-    for start in (-3, 2, -1, 0):
-        assert reflect_indices(start, 6).tolist() == whole[start + 4 : start + 10].tolist()
+    pixels = np.arange(36, dtype=np.uint8).reshape(6, 6)
+    whole = np.pad(pixels, 4, mode="reflect")
+    padded = Augmentation(crop="padded", padding=4, flip=False)
+    transform = TrainTransform(
+        preprocessing=preset("google", (6, 6), 1), augmentation=padded, channels=1
+    )
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        top, left = int(rng.integers(9)), int(rng.integers(9))
+        crop = transform(pixels, np.random.default_rng(seed))[0]
+        assert crop.tolist() == whole[top : top + 6, left : left + 6].tolist()

@@ -54,7 +54,7 @@ def test_full_queue_is_503_with_retry_after():
 
         async def scenario():
             waiting = [asyncio.create_task((await connect(port)).send(PREDICT)) for _ in range(6)]
-            await asyncio.to_thread(wait_for, lambda: state.admission.is_full)
+            await asyncio.to_thread(wait_for, lambda: state.admission.images == 6)
             # answered while the gate is closed: at once
             rejected = await closed_loop(port, [PREDICT, several], clients=2)
             state.admission.images -= 1  # one slot is free: one image fits, three do not

@@ -47,24 +47,23 @@ class Completion:
     """bash, zsh or fish; omit it to print installation instructions."""
 
     def run(self) -> None:
-        print(INSTALL if self.shell is None else script(self.shell))
+        if self.shell is None:
+            print(INSTALL)
+            return
+        from vitrail.cli import COMMANDS, GROUPS, with_switches
+        from vitrail.cli.options import HelpRegistry
 
-
-def script(shell: Shell) -> str:
-    from vitrail.cli import COMMANDS, GROUPS, with_switches
-    from vitrail.cli.options import HelpRegistry
-
-    commands: Any = Union[
-        *(Annotated[with_switches(c), tyro.conf.subcommand(name)] for name, c in COMMANDS.items())
-    ]
-    output, argv = StringIO(), ["--tyro-write-completion", shell, "-"]
-    with redirect_stdout(output), suppress(SystemExit):
-        tyro.cli(commands, prog="vitrail", args=argv, registry=HelpRegistry())
-    # zsh: files are completed below, and words count from 1, while tyro counts from 0.
-    text = output.getvalue().rstrip().removesuffix('_tyro_vitrail "$@"')
-    text = text.replace('"${words[@]}" "$CURRENT"', '"${words[@]}" "$((CURRENT - 1))"')
-    for group in GROUPS.values():  # tyro describes a command by its name
-        for name, (_, summary) in group.items():
-            entry = f"{name!r}: {{'description': "
-            text = text.replace(f"{entry}{name!r}", f"{entry}'{summary}'")  # no quotes in it
-    return f"{text}\n{FILES[shell].replace('{commands}', ' '.join(COMMANDS))}"
+        commands: Any = Union[
+            *(Annotated[with_switches(c), tyro.conf.subcommand(n)] for n, c in COMMANDS.items())
+        ]
+        output, argv = StringIO(), ["--tyro-write-completion", self.shell, "-"]
+        with redirect_stdout(output), suppress(SystemExit):
+            tyro.cli(commands, prog="vitrail", args=argv, registry=HelpRegistry())
+        # zsh: files are completed below, and words count from 1, while tyro counts from 0.
+        text = output.getvalue().rstrip().removesuffix('_tyro_vitrail "$@"')
+        text = text.replace('"${words[@]}" "$CURRENT"', '"${words[@]}" "$((CURRENT - 1))"')
+        for group in GROUPS.values():  # tyro describes a command by its name
+            for name, (_, summary) in group.items():
+                entry = f"{name!r}: {{'description': "
+                text = text.replace(f"{entry}{name!r}", f"{entry}'{summary}'")  # no quotes in it
+        print(text, FILES[self.shell].replace("{commands}", " ".join(COMMANDS)), sep="\n")

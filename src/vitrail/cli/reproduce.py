@@ -142,8 +142,7 @@ class Reproduce(DataOptions):
 class ProgressLine:
     """Finished runs and the remaining time: one line, which is updated on a terminal."""
 
-    def __init__(self) -> None:
-        self.last: Any = None
+    last: tuple[int, int] | None = None  # runs done and all runs, as last printed
 
     def __call__(self, done: int, total: int, seconds: float) -> None:
         if VERBOSITY.quiet:

@@ -15,7 +15,6 @@ code when it is loaded; this unpickler stores every call instead of executing it
 use; it is in the extra `data`. Images are returned as the stored bytes, not decoded.
 """
 
-import copy
 import gzip
 import math
 import os
@@ -27,7 +26,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,10 +84,8 @@ class LazyArray:
     start: int = 0  # where in the file the values begin, unless they are a zip member
     fortran: bool = False
     member: str = ""  # of a zip file
+    stored_shape: tuple[int, ...] = ()  # (N, C, H, W), if that is not `shape`
     cached: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        self.stored_shape = self.shape
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"cached": None}
@@ -102,7 +99,7 @@ class LazyArray:
             raise DataError(
                 f"{self.path}: {name} contains pickled Python objects, which could run code"
             )
-        shape, count = self.stored_shape, math.prod(self.stored_shape)
+        shape, count = self.stored_shape or self.shape, math.prod(self.shape)
         try:
             if self.member:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
@@ -298,9 +295,7 @@ def channels_last(array: LazyArray) -> LazyArray:
         return array
     count, first, middle, last = shape
     if first in COMMON_CHANNELS or first < min(middle, last):
-        transposed = copy.copy(array)
-        transposed.shape = (count, middle, last, first)
-        return transposed
+        return replace(array, shape=(count, middle, last, first), stored_shape=shape)
     if last >= min(first, middle):
         raise DataError(
             f"{path} has images of shape {shape}, with either {first} or {last} channels; "

@@ -110,12 +110,12 @@ class PackedStrings:
         return (self[index] for index in range(len(self)))
 
 
+@dataclass(eq=False)
 class LabelSets:
     """Labels of a multi-label dataset: for each sample the classes that apply."""
 
-    def __init__(self, classes: np.ndarray, ends: np.ndarray) -> None:
-        self.classes = classes  # labels of all samples, concatenated
-        self.ends = ends  # (n,) where the labels of each sample end
+    classes: np.ndarray  # labels of all samples, concatenated
+    ends: np.ndarray  # (n,) where the labels of each sample end
 
     def __len__(self) -> int:
         return len(self.ends)

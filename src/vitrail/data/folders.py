@@ -22,6 +22,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -61,12 +62,12 @@ LIST_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson")
 CLASS_FILES = ("classes.json", "classes.txt")
 
 
+@dataclass(eq=False)
 class FolderStore(ImageStore):
     """Images that are files below a folder."""
 
-    def __init__(self, root: str, names: PackedStrings) -> None:
-        self.root = root
-        self.names = names
+    root: str
+    names: PackedStrings
 
     def read(self, row: int) -> bytes:
         return read_file(os.path.join(self.root, self.names[row]))

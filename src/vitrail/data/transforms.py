@@ -138,11 +138,12 @@ class TrainTransform:
             backend=self.backend,
         )
         if config.crop == "padded" and config.padding is not None:
-            rows, columns = (
-                reflect_indices(int(rng.integers(2 * config.padding + 1)) - config.padding, side)
-                for side in size
-            )
-            tensor = torch.from_numpy(tensor.numpy().take(rows, axis=1).take(columns, axis=2))
+            pixels = tensor.numpy()
+            for axis, side in enumerate(size, start=1):
+                start = int(rng.integers(2 * config.padding + 1)) - config.padding
+                indices = np.abs(np.arange(start, start + side))  # reflected at both borders
+                pixels = pixels.take(np.minimum(indices, 2 * (side - 1) - indices), axis)
+            tensor = torch.from_numpy(pixels)
         if config.flip and rng.random() < 0.5:
             tensor = tensor.contiguous().flip(-1)  # much faster in planes
         if config.policy != "none" or config.color_jitter:
@@ -289,12 +290,6 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     for normalized, pixels in zip(out, images, strict=True):  # one at a time stays in the cache
         normalized.copy_(pixels).mul_(scale).sub_(shift)
     return out
-
-
-def reflect_indices(start: int, size: int) -> np.ndarray:
-    """Return indices start to start + size, with those outside [0, size) reflected."""
-    indices = np.abs(np.arange(start, start + size))
-    return np.minimum(indices, 2 * (size - 1) - indices)
 
 
 def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:

@@ -442,13 +442,13 @@ def predict_batch(
     return [predictions[row] for row in range(len(items))]
 
 
+@dataclass(eq=False)
 class SingleWork:
     """A function that runs alone, after its images are decoded."""
 
+    function: Callable[[], Any]
+    images: "Sequence[Future[Any]]" = ()
     batch_size = 1
-
-    def __init__(self, function: Callable[[], Any], images: "Sequence[Future[Any]]" = ()) -> None:
-        self.function, self.images = function, images
 
     def __call__(self, items: Sequence[Any]) -> list[Any]:
         pending = [future for future in self.images if not future.done()]

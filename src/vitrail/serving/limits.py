@@ -167,7 +167,7 @@ def check_request(
         if cross_origin and "*" not in config.allow_origin:
             text = "cross-origin request rejected; allow the site with --allow-origin"
             raise ApiError(403, text, reason="origin")
-        if admission.is_full:
+        if admission.images >= config.queue:
             raise admission.overloaded("queue")
 
 
@@ -180,10 +180,6 @@ class AdmissionController:
     def __init__(self, config: ServerConfig, throughput: Callable[[], float]) -> None:
         self.config, self.throughput = config, throughput
         self.images = self.heavy = self.bytes = 0  # of all admitted requests
-
-    @property
-    def is_full(self) -> bool:
-        return self.images >= self.config.queue
 
     def reserve(self, record: RequestRecord, size: int, *, heavy: bool = False) -> None:
         """Admit a request of `size` bytes; it counts as one image until its body is parsed."""

@@ -244,11 +244,10 @@ def openapi_document(routes: Iterable[ApiRoute], *, token: bool) -> dict[str, An
         [(model, "serialization") for model in dict.fromkeys(models)],
         ref_template="#/components/schemas/{model}",
     )
-
-    def content_of(model: type[BaseModel]) -> dict[str, Any]:
-        reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-        return {"application/json": {"schema": reference}}
-
+    contents: dict[Any, dict[str, Any]] = {
+        model: {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+        for model in models
+    }
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "vitrail", "version": __version__, "description": DESCRIPTION},
@@ -276,10 +275,10 @@ def openapi_document(routes: Iterable[ApiRoute], *, token: bool) -> dict[str, An
                 for kind in route.response
             }
         else:
-            content = content_of(route.response)
+            content = contents[route.response]
         responses: dict[str, Any] = {"200": {"description": "OK", "content": content}}
         for status in sorted(route.errors):
-            error = {"description": ERRORS[status], "content": content_of(ErrorBody)}
+            error = {"description": ERRORS[status], "content": contents[ErrorBody]}
             responses[str(status)] = error
         operation = {"summary": route.summary, "parameters": parameters, "responses": responses}
         if route.body:
