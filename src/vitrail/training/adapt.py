@@ -240,12 +240,7 @@ class Search:
             self.config,
             out=folder or self.trial_folder(name, value),
             settings=settings,
-            splits=DataSplits(
-                reference=self.config.data,
-                train=train,
-                held_out={split: self.parts[split]},
-                skipped=self.splits.skipped,
-            ),
+            splits=replace(self.splits, train=train, held_out={split: self.parts[split]}),
             resume=folder is not None and has_state(folder),  # it was stopped
             overwrite=True,
         )
@@ -440,8 +435,7 @@ def search(
             raise ConfigError(
                 f"the search compares complete runs of classifiers; leave out {name}={value!r}"
             )
-    if config.start:
-        check_reference(config.start)  # before the data is read
+    check_reference(config.start)  # before the data is read
     config = replace(config, settings=replace(settings, dev=None))  # for the final run
     searching, finished, outcomes = None, False, {}
     try:

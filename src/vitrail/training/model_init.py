@@ -170,12 +170,15 @@ def start_from(
 
 
 def check_reference(reference: str) -> None:
-    """Raise if there can be no such model, as loading it would; nothing is read or downloaded."""
+    """Raise if there can be no such model, as loading it would; nothing is read or downloaded.
+
+    An empty reference stands for random initialization.
+    """
     if reference.startswith(hub.PREFIX):
         hub.parse(reference)
     elif reference.startswith(builtin.PREFIX):
         builtin.find(reference)
-    elif not os.path.exists(reference):
+    elif reference and not os.path.exists(reference):
         open_reference(reference)
 
 

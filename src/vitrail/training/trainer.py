@@ -158,7 +158,7 @@ def run(
             f"lora={config.settings.lora} adapts a pre-trained model, and none is given; use "
             "`vitrail finetune` with --from (in Python start=)"
         )
-    for reference in filter(None, (config.start, config.settings.loss.teacher)):
+    for reference in (config.start, config.settings.loss.teacher):
         check_reference(reference)  # before the data is read
     device = distributed.init(config.settings.machine.device)
     try:
@@ -228,8 +228,7 @@ class Trainer:
         self.build_training(auto, teacher)
 
     def build_model(self) -> tuple[AutoConfig, Model | None]:
-        """Open the data, complete the settings, create the model, and load a teacher if there is
-        one."""
+        """Open the data, complete the settings, create the model; load the teacher of the loss."""
         config, device, log = self.config, self.device, self.callback.log
         splits = config.splits or open_splits(config.data, config.settings)
         for note in splits.notes:
@@ -247,9 +246,8 @@ class Trainer:
             teacher = load(settings.loss.teacher, image_size=settings.loss.teacher_size).to(device)
         auto.choose_execution(model.config, device)
         (height, width), train = pair(model.config.image_size), splits.train
-        self.num_parameters = sum(p.numel() for p in model.parameters())  # without LoRA
-        size = f"{self.num_parameters:,} parameters, {height} x {width} pixels"
-        log(f"{name_of(model.config)}, {size}")
+        count = self.num_parameters = sum(p.numel() for p in model.parameters())  # without LoRA
+        log(f"{name_of(model.config)}, {count:,} parameters, {height} x {width} pixels")
         log(f"{len(train):,} training images of {len(train.classes):,} classes")
         for reason in auto.reasons:
             log(f"  {reason}")
@@ -304,10 +302,10 @@ class Trainer:
         wrapped = distributed.parallelize(objective, settings.machine.strategy)
         if auto.shards > 1 and isinstance(objective, Classification | FeatureDistillation):
             wrapped = CpuDataParallel(objective, auto.shards)
-        self.state = make_state(objective, wrapped, schedule)
+        state = self.state = make_state(objective, wrapped, schedule)
         self.precision = auto.precision
         if auto.precision == torch.float16:  # too little range for gradients
-            self.state.scaler = torch.amp.GradScaler(device.type)
+            state.scaler = torch.amp.GradScaler(device.type)
         preprocessing = get_metadata(model).preprocessing
         self.batches = BatchStream(
             splits.train,
@@ -327,9 +325,7 @@ class Trainer:
             teacher=self.teacher,
             image_size=schedule.image_size,
         )
-        self.evaluator = Evaluator(
-            objective, self.state.ema, splits, preprocessing, settings, device
-        )
+        self.evaluator = Evaluator(objective, state.ema, splits, preprocessing, settings, device)
 
     @property
     def micro_batch(self) -> int:
@@ -501,8 +497,7 @@ class Trainer:
 
     def restore_best(self) -> None:
         """End of a run with `patience`: return to the best weights on val, and say so."""
-        val = metrics("val", self.evaluator.evaluate("val"))
-        self.track_best(val)
+        self.track_best(metrics("val", self.evaluator.evaluate("val")))
         step, count = int(self.best["step"]), int(self.best["evaluations"])
         if step != self.state.step:
             self.state.ema = self.evaluator.ema = None
@@ -675,14 +670,14 @@ class Trainer:
 
     def restore_checkpoint(self) -> None:
         state, schedule = self.state, self.schedule
-        peaks = [[g["peak"] for g in o.param_groups] for o in state.optimizers]
+        groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+        peaks = [group["peak"] for group in groups]
         average = state.ema.values if state.ema is not None else None
         extra = checkpoint.load_state(self.folder, state.objective, state.optimizers, average)
         for line in extra.get("damaged", ()):
             self.callback.log(f"note: {line}")
-        for optimizer, peak in zip(state.optimizers, peaks, strict=True):
-            for group, value in zip(optimizer.param_groups, peak, strict=True):
-                group["peak"] = value  # the settings may have changed it
+        for group, peak in zip(groups, peaks, strict=True):
+            group["peak"] = peak  # the settings may have changed it
         state.step, self.used = extra["step"], extra["seconds"]
         self.started = time.monotonic()
         state.lr_scale = extra["rate_scale"]
