@@ -391,12 +391,28 @@ def tiff_pixels(tiff: TiffTags) -> tuple[int, int]:
 
 
 def read_avif(data: bytes) -> Header:
-    """Hide EXIF by renaming it: the container defines the orientation. The largest part counts."""
+    """Hide EXIF by renaming it: the container defines the orientation. The largest part counts.
+
+    The container states a size, but a decoder allocates the size in the AV1 stream, and decodes
+    every frame in it: `coded_pixels` are those of the largest frame, `total_pixels` those of all
+    frames decoded for the first image.
+    """
     renamed = re.sub(rb"(infe.{8}(?:..)?)Exif", rb"\1none", data, flags=re.S)
     parts = (struct.unpack(">LL", part[1]) for part in re.finditer(rb"ispe\0{4}(.{8})", data, re.S))
     width, height = max(parts, key=math.prod, default=(0, 0))
-    coded, total = avif_pixels(data)
-    return Header("AVIF", renamed, (height, width), coded_pixels=coded, total_pixels=total)
+    largest, total, sequence, count = 0, 0, None, 0
+    for payload in avif_payloads(data):
+        for kind, content in read_obus(payload):
+            if (count := count + 1) > MAX_AVIF_PARTS:
+                raise ValueError("too many OBUs")
+            if kind == SEQUENCE_HEADER:
+                sequence = Av1Sequence(content)
+                largest = max(largest, sequence.pixels)
+            elif kind in (FRAME_HEADER, FRAME) and sequence is not None:
+                if sequence.resized_pixels > largest and sequence.is_resized(content):
+                    largest = sequence.resized_pixels
+                total += largest
+    return Header("AVIF", renamed, (height, width), coded_pixels=largest, total_pixels=total)
 
 
 class Bits:
@@ -410,27 +426,6 @@ class Bits:
         if self.left < 0:
             raise ValueError("out of bits")
         return self.value >> self.left & (1 << count) - 1
-
-
-def avif_pixels(data: bytes) -> tuple[int, int]:
-    """Return the pixels of the largest frame, and of all frames decoded for the first image.
-
-    The container states a size, but a decoder allocates the size in the AV1 stream, and decodes
-    every frame in it. Raise ValueError or struct.error for a file that cannot be parsed.
-    """
-    largest, total, sequence, count = 0, 0, None, 0
-    for payload in avif_payloads(data):
-        for kind, content in read_obus(payload):
-            if (count := count + 1) > MAX_AVIF_PARTS:
-                raise ValueError("too many OBUs")
-            if kind == SEQUENCE_HEADER:
-                sequence = Av1Sequence(content)
-                largest = max(largest, sequence.pixels)
-            elif kind in (FRAME_HEADER, FRAME) and sequence is not None:
-                if sequence.resized_pixels > largest and sequence.is_resized(content):
-                    largest = sequence.resized_pixels
-                total += largest
-    return largest, total
 
 
 def avif_payloads(data: bytes) -> Iterator[bytes]:
