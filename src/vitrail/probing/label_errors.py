@@ -13,7 +13,7 @@ Shapes: N images, D features, K classes.
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,17 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
     datasets = open_splits(reference)
     changes: dict[str, dict[int, int | None]] = {split: {} for split in datasets}
     counts = Counter[str]()
-    for line, (split, index, row) in enumerate(read_review(review), 2):
+    try:
+        with review.open(encoding="utf-8-sig", newline="") as file:
+            rows = [(row["split"], int(row["index"]), row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise read_error(review, error) from None
+    except (UnicodeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{review} is not a review of vitrail check --labels: {error!r}; expected the columns "
+            f"{', '.join(COLUMNS)}"
+        ) from None
+    for line, (split, index, row) in enumerate(rows, 2):
         action = (row.get("action") or "keep").strip().lower()
         where = f"{review}, line {line}"
         if action not in ACTIONS:
@@ -185,18 +195,3 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
         for _ in write_shards(reviewed, folder, split, MAX_SHARD_BYTES):
             pass
     return counts
-
-
-def read_review(path: Path) -> Iterator[tuple[str, int, dict[str, str]]]:
-    """Yield split, index and all columns of each line of a review."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for row in csv.DictReader(file):
-                yield row["split"], int(row["index"]), row
-    except OSError as error:
-        raise read_error(path, error) from None
-    except (UnicodeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not a review of vitrail check --labels: {error!r}; expected the columns "
-            f"{', '.join(COLUMNS)}"
-        ) from None

@@ -180,7 +180,9 @@ class RidgePath:
         """Factor that turns the scores of the best probe into calibrated logits.
 
         Minimizes the cross-entropy of the rebalanced held-out scores within `SCALES`. Rows that
-        are the only example of their class are ignored; `DEFAULT_SCALE` if no row remains.
+        are the only example of their class are ignored; `DEFAULT_SCALE` if no row remains. If every
+        row is correct, the loss has no minimum; the row with the smallest margin then counts as
+        wrong, since a few correct rows do not justify certainty.
         """
         labels = self.rows.labels
         counted = self.rows.counts[labels] > 1
@@ -188,7 +190,13 @@ class RidgePath:
             return DEFAULT_SCALE
         scores = self.held_out[:, None].clone()
         rebalance(scores, labels[:, None, None], self.rows, [self.probes[self.best]])
-        return fit_scale(scores[counted, 0], labels[counted])
+        scores, labels = scores[counted, 0], labels[counted]
+        top, order = scores.topk(2, dim=1)
+        if bool((order[:, 0] == labels).all()):
+            closest = int((top[:, 0] - top[:, 1]).argmin())
+            labels[closest] = order[closest, 1]
+        low, high = SCALES
+        return min(max(1 / fit_temperature(scores.numpy(), labels.numpy(), "softmax"), low), high)
 
 
 def fit(
@@ -293,21 +301,6 @@ def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[RidgeP
     every, without = (BIAS**2 / (BIAS**2 * n + l2) for n in (len(data), len(data) - 1))
     scores += every * total - without * (total + 1)
     scores.scatter_add_(2, label, (2 * without).expand(label.shape))
-
-
-def fit_scale(scores: Tensor, labels: Tensor) -> float:
-    """Return the factor on scores (n, C) with the least cross-entropy, within `SCALES`.
-
-    If every row is correct, the loss has no minimum; the row with the smallest margin then counts
-    as wrong, since a few correct rows do not justify certainty.
-    """
-    top, order = scores.topk(2, dim=1)
-    if bool((order[:, 0] == labels).all()):
-        closest = int((top[:, 0] - top[:, 1]).argmin())
-        labels = labels.clone()
-        labels[closest] = order[closest, 1]
-    low, high = SCALES
-    return min(max(1 / fit_temperature(scores.numpy(), labels.numpy(), "softmax"), low), high)
 
 
 def check_l2(l2: float) -> None:
