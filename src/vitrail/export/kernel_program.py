@@ -55,10 +55,9 @@ def compile_model(model: Model, *, int8: bool = False) -> KernelProgram:
     """Translate a model of the form that `verify.prepare_model` returns."""
     shape = (1, model.config.channels, *get_metadata(model).preprocessing.size)
     graph = OnnxGraph()
-    outputs = graph.translate(trace(ModelOutputs(model), torch.zeros(shape), {}), "images", shape)
-    names = ["logits", "features"][-len(outputs) :]
-    for name, value in zip(names, outputs, strict=True):
-        graph.add_output(name, value, list(value.shape))
+    names = ["logits", "features"] if model.config.num_classes else ["features"]
+    program = trace(ModelOutputs(model), torch.zeros(shape), {})
+    graph.translate(program, "images", shape, names)
     graph.serialize({})  # removes unused operations
     packed = pack_weights(graph.graph, int8=int8)
     content = graph.serialize(describe_model(model, int8=int8))
@@ -199,7 +198,11 @@ class Compiler:
         if kind in ALIASES:
             self.aliases[out] = inputs[0]
         elif kind in BINARY:
-            self.binary(BINARY[kind], out, *inputs)
+            shape = self.shapes[out]
+            expanded = [torch.empty(self.shapes[x], device="meta").expand(shape) for x in inputs]
+            strides = [x.stride() for x in expanded]
+            dims, (a, b) = merge_axes(shape, strides, rank=4)
+            self.call("binary", BINARY[kind], out, *inputs, *dims, *a, *b)
         elif kind in UNARY:
             number = UNARY["tanh"] if settings.get("approximate") == b"tanh" else UNARY[kind]
             self.call("unary", number, out, inputs[0], math.prod(self.shapes[out]))
@@ -207,12 +210,6 @@ class Compiler:
             method(node, settings, out, *inputs)
         else:
             raise ConfigError(f"the page has no kernel for {kind}; try --to onnx")
-
-    def binary(self, number: int, out: str, a: str, b: str) -> None:
-        shape = self.shapes[out]
-        strides = [broadcast_strides(self.shapes[x], shape) for x in (a, b)]
-        dims, (x, y) = merge_axes(shape, strides, rank=4)
-        self.call("binary", number, out, a, b, *dims, *x, *y)
 
     def copy(self, out: Address, x: Address, shape: Sequence[int], *strides: Sequence[int]) -> None:
         """Copy elements; `strides` are of the output and of x."""
@@ -227,8 +224,8 @@ class Compiler:
 
     def expand(self, node: Any, settings: Any, out: str, x: str, _: str) -> None:
         shape = self.shapes[out]
-        repeated = broadcast_strides(self.shapes[x], shape)
-        self.copy(Address(out), Address(x), shape, row_major(shape), repeated)
+        repeated = torch.empty(self.shapes[x], device="meta").expand(shape)
+        self.copy(Address(out), Address(x), shape, row_major(shape), repeated.stride())
 
     def part(self, out: str, x: str, axis: int, start: int) -> None:
         """A contiguous range along an axis."""
@@ -274,9 +271,7 @@ class Compiler:
         width = self.shapes[x][-1]
         self.call("gather", out, x, name, math.prod(leading), rows, width, count)
 
-    def reducesum(
-        self, node: Any, settings: Any, out: str, x: str, axes: str, scale: float = 1.0
-    ) -> None:
+    def reducesum(self, node: NodeProto, settings: Any, out: str, x: str, axes: str) -> None:
         shape = self.shapes[x]
         over = sorted(int(axis) % len(shape) for axis in self.constant(axes))
         assert all(b == a + 1 for a, b in pairwise(over))
@@ -284,11 +279,10 @@ class Compiler:
             math.prod(part)
             for part in (shape[: over[0]], shape[over[0] : over[-1] + 1], shape[over[-1] + 1 :])
         )
+        scale = 1 / size if node.op_type == "ReduceMean" else 1.0
         self.call("reduce", out, x, outer, size, inner, scale)
 
-    def reducemean(self, node: Any, settings: Any, out: str, x: str, axes: str) -> None:
-        count = math.prod(self.shapes[x]) // math.prod(self.shapes[out])
-        self.reducesum(node, settings, out, x, axes, 1 / count)
+    reducemean = reducesum
 
     def softmax(self, node: NodeProto, settings: Any, out: str, x: str) -> None:
         *rows, width = self.shapes[x]
@@ -301,14 +295,14 @@ class Compiler:
             self.attention[f"layer {layer[1]}" if layer else "pool"] = out
 
     def layernormalization(
-        self, node: Any, settings: Any, out: str, x: str, weight: str | int, bias: str | int
+        self, node: NodeProto, settings: Any, out: str, x: str, *parameters: str
     ) -> None:
         *rows, width = self.shapes[x]
-        count = math.prod(rows)
-        self.call("layer_norm", out, x, weight, bias, count, width, settings["epsilon"])
+        # The instance norm of `group_norm` has ones and zeros: addresses 0.
+        affine = parameters if node.op_type == "LayerNormalization" else (0, 0)
+        self.call("layer_norm", out, x, *affine, math.prod(rows), width, settings["epsilon"])
 
-    def instancenormalization(self, node: Any, settings: Any, out: str, x: str, *_: str) -> None:
-        self.layernormalization(node, settings, out, x, 0, 0)  # of group_norm: ones and zeros
+    instancenormalization = layernormalization
 
     def matmul(self, node: Any, settings: Any, out: str, a: str, b: str) -> None:
         *a_batch, m, k = self.shapes[a]
@@ -350,12 +344,6 @@ def align(size: int, to: int = ALIGN) -> int:
 
 def row_major(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def broadcast_strides(shape: Sequence[int], to: Sequence[int]) -> list[int]:
-    """Strides of a tensor as if it had the shape `to`; 0 repeats."""
-    strides = [0 if size == 1 else x for size, x in zip(shape, row_major(shape), strict=True)]
-    return [0] * (len(to) - len(shape)) + strides
 
 
 def merge_axes(

@@ -103,10 +103,8 @@ def to_onnx(model: Model, *, int8: bool = False, preprocessing: bool = False) ->
             axes, shape = {}, ("batch", config.channels, height, width)
     program = trace(ModelOutputs(model, preprocess), example, {0: Dim("batch"), **axes})
     graph = OnnxGraph(int8=int8)
-    outputs = graph.translate(program, "pixels" if preprocessing else "images", shape)
-    sizes = {"logits": config.num_classes, "features": config.num_features}
-    for name, value in zip([*sizes][-len(outputs) :], outputs, strict=True):
-        graph.add_output(name, value, ("batch", sizes[name]))
+    outputs = ["logits", "features"] if config.num_classes else ["features"]
+    graph.translate(program, "pixels" if preprocessing else "images", shape, outputs)
     return graph.serialize(describe_model(model, int8=int8))
 
 
@@ -138,9 +136,13 @@ class OnnxGraph:
         self.paddings: dict[str, tuple[str, list[int], float]] = {}  # see `pad`
 
     def translate(
-        self, program: ExportedProgram, name: str, shape: Sequence[int | str]
-    ) -> list[Any]:
-        """Append a program with one input; return its outputs."""
+        self,
+        program: ExportedProgram,
+        name: str,
+        shape: Sequence[int | str],
+        outputs: Sequence[str],
+    ) -> None:
+        """Append a program with one input and the outputs of these names."""
         tensors = program.state_dict | program.constants
         parameters = [x.target for x in program.graph_signature.input_specs if x.target is not None]
         (*_, node) = program.graph.find_nodes(op="placeholder")  # parameters, then the input
@@ -152,7 +154,15 @@ class OnnxGraph:
                 factor, symbol = size.node.expr.as_coeff_Mul()
                 length = self.emit("Shape", name, start=axis, end=axis + 1)
                 self.known[symbol] = self.emit("Div", length, int64(int(factor)))
-        return self.run(program.graph_module, [*(tensors[x] for x in parameters), value])
+        axes = {str(size): axis for size, axis in zip(value.shape, shape, strict=True)}
+        results = self.run(program.graph_module, [*(tensors[x] for x in parameters), value])
+        for output, result in zip(outputs, results, strict=True):
+            self.graph.node.append(helper.make_node("Identity", [result.name], [output], output))
+            sizes = [
+                size if isinstance(size, int) else axes.get(str(size)) for size in result.shape
+            ]
+            info = helper.make_tensor_value_info(output, TYPES[result.dtype], sizes)
+            self.graph.output.append(info)
 
     def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
         """Translate the operations of a traced module; return its outputs."""
@@ -207,7 +217,7 @@ class OnnxGraph:
             return [Value(*each) for each in zip(output, fake, strict=True)]
         return Value(output, fake) if isinstance(output, str) else output
 
-    # The file: operations, constants, sizes, outputs.
+    # The file: operations, constants, sizes.
 
     def emit(
         self, operation: str, *inputs: str | Operand, outputs: int = 1, **settings: Any
@@ -273,11 +283,6 @@ class OnnxGraph:
             return self.constant(int64(*shape))
         parts = [x.node.expr if isinstance(x, torch.SymInt) else sympy.Integer(x) for x in shape]
         return self.emit("Concat", *map(self.size, parts), axis=0)
-
-    def add_output(self, name: str, value: Value, shape: Sequence[int | str]) -> None:
-        self.graph.node.append(helper.make_node("Identity", [value.name], [name], name))
-        info = helper.make_tensor_value_info(name, TYPES[value.dtype], shape)
-        self.graph.output.append(info)
 
     def serialize(self, metadata: Mapping[str, Any]) -> bytes:
         """Return the file, with metadata as JSON and without unused operations."""
