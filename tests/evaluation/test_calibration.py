@@ -92,6 +92,15 @@ def test_temperature_minimizes_the_loss(loss, seed):
         assert abs(slope / curvature * got) < 1e-9
 
 
+@pytest.mark.parametrize("temperature", [0.05, 0.5, 1.0, 3.0, 40.0])
+def test_known_temperature_is_recovered(temperature):
+    logits = 2 * np.random.default_rng(0).normal(size=(20_000, 5))
+    labels = drawn_from(logits)
+    got = fit_temperature(logits * temperature, labels, "softmax")
+    assert got == pytest.approx(temperature, rel=0.03)
+    assert got == pytest.approx(temperature * fit_temperature(logits, labels, "softmax"), rel=1e-6)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
     ("logits", "labels", "want"),

@@ -40,6 +40,31 @@ def test_mcnemar_interval_and_verdict_equal_published_values():
     assert compare_results(result(first), result(second)).verdict.startswith("no significant")
 
 
+def test_interval_covers_the_true_difference():
+    rng, covered = np.random.default_rng(0), 0
+    for gained, lost, _ in rng.multinomial(500, [0.06, 0.03, 0.91], size=2000):
+        first, second = np.ones((2, 500), bool)
+        first[:gained] = second[gained : gained + lost] = False
+        _, low, high = compare_results(result(first), result(second)).difference
+        covered += low <= 0.03 <= high
+    assert covered / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_planted_regression_is_found_and_noise_is_not():
+    """Two points among 2,000 images with 4 % flips of noise; the level of the test is kept."""
+    rng = np.random.default_rng(0)
+    found = silent = 0
+    for _ in range(100):
+        first = rng.random(2000) < 0.9
+        noise = rng.random(2000) < 0.04
+        second = np.where(noise, rng.random(2000) < 0.9, first)
+        worse = second & (rng.random(2000) >= 0.02 / 0.9)
+        found += compare_results(result(first), result(worse)).verdict.startswith("B is less")
+        silent += compare_results(result(first), result(second)).verdict.startswith("no sign")
+    assert found >= 95
+    assert silent >= 97
+
+
 def test_only_images_that_both_can_read_are_compared():
     first, second = np.ones(10, bool), np.ones(8, bool)
     second[3] = False

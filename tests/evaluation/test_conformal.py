@@ -60,6 +60,21 @@ def test_sets_equal_torchcp(method, number):
     )
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_coverage_is_exact_over_many_calibrations(method):
+    """Mean coverage k / (n + 1) to 4 standard errors, and the spread of a beta distribution."""
+    rng = np.random.default_rng(0)
+    scores = true_scores(*draw(rng, 40_000, 5), method).reshape(200, 200)
+    covered = []
+    for row in scores:
+        threshold = conformal_quantile(row[:100], 0.1)
+        covered.append((row[100:] <= threshold).mean())
+    expected = math.ceil(101 * 0.9) / 101
+    spread = math.sqrt(2 * expected * (1 - expected) / 100)  # of calibration and test images
+    assert abs(np.mean(covered) - expected) < 4 * spread / math.sqrt(200)
+    assert np.std(covered) == pytest.approx(spread, rel=0.2)
+
+
 def test_abstention_keeps_the_error_rate_and_accepts_what_it_can():
     rng = np.random.default_rng(0)
     population = draw(rng, 20_000, 4, scale=6)[0].max(axis=1)
