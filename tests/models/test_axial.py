@@ -6,11 +6,13 @@ from torch import nn
 
 import vitrail
 from tiny_models import awake
+from tiny_runs import tiny_run, write_colors
 from vitrail import BitConfig, ConfigError, VitConfig, load, save
 from vitrail.models.registry import configuration, name_of
 from vitrail.models.resnet import AXIAL_HEADS, AxialAttention
 from vitrail.models.vit import build
 from vitrail.planning.flops import cost_of
+from vitrail.training.config import ModelSettings
 
 SIZES = {"depth": 2, "width": 16, "mlp_width": 24, "heads": 2, "patch_size": 4, "num_classes": 3}
 AXIAL = VitConfig(image_size=(12, 8), attention="axial", pool="mean", **SIZES)
@@ -128,3 +130,20 @@ def test_axial_resnet_takes_multiples_of_its_stride():
         model(torch.randn(2, 3, 24, 36))
     with pytest.raises(ConfigError, match="try image_size=224"):
         vitrail.create("AxialResNet-50x1", image_size=220)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelSettings(name="Axial-ViT-B/32", image_size=16, patch_size=4, width=16, heads=2),
+        ModelSettings(name="AxialResNet-50x1", image_size=32),
+    ],
+    ids=lambda model: model.name,
+)
+def test_axial_models_train(model, tmp_path):
+    data = write_colors(tmp_path / "colors.npz")
+    steps = 8 if "ViT" in model.name else 2
+    result = tiny_run(data, tmp_path / "run", model=model, steps=steps)
+    assert result.finished
+    trained = load(tmp_path / "run").config
+    assert "axial" in (getattr(trained, "attention", ""), getattr(trained, "unit", ""))

@@ -13,6 +13,7 @@ from vitrail.models.pos_embed import (
     resize_grid,
     resize_line,
 )
+from vitrail.models.vit import build
 
 
 @pytest.fixture
@@ -105,6 +106,21 @@ def test_tables_per_placement(tiny):
         for index, block in enumerate(model.encoder.blocks):  # added before each layer
             tokens = block(tokens + tables[index % count].table if tables else tokens)
         torch.testing.assert_close(model.encode(images), model.encoder.norm(tokens))
+
+
+def test_resizing_on_the_fly_matches_resized_model(tiny):
+    config = tiny.change(image_size=28, num_classes=5)  # 7 x 7, as a model trained at 224
+    model = random_model(config)
+    images = torch.randn(2, 3, 48, 32)  # 12 x 8, as the same model at 384 x 256
+    resized = build(config.change(image_size=(48, 32)), device="cpu").eval()
+    state = dict(model.state_dict())
+    state["position.table"] = model.position.embedding((12, 8)).detach()
+    resized.load_state_dict(state)
+    with torch.no_grad():
+        first = model(images)
+        assert torch.equal(first, resized(images))
+        assert torch.equal(first, model(images))  # the cached table
+    torch.testing.assert_close(first, model(images))  # recomputed with gradients
 
 
 def test_resize_matches_golden_values(golden):
