@@ -116,7 +116,7 @@ class Augmentation:
     padding: int | None = None
     """Padding in pixels of the padded crop."""
     flip: bool | None = None
-    """Random horizontal flip; enabled if not given."""
+    """Random horizontal flip (default: enabled)."""
     policy: Policy = "none"
     """Augmentation policy."""
     count: int = 2

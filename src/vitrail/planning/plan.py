@@ -1,17 +1,18 @@
 """`make_plan`: FLOPs, memory, time and accelerator-days of a training run before it starts.
 
 Memory is counted without computing: the real step of `vitrail.training` (forward, backward,
-clipping, optimizer, weight average) runs on fake tensors, which have shapes and no memory, while
+clipping, optimizer, weight average) runs on fake tensors, which have shapes but no memory, while
 `AllocationRecorder` notes when each block of memory is allocated and freed. So checkpointing,
 accumulation, precision, every optimizer and every model family are counted as they are. Two
 micro-batch sizes give two traces with the same events; a block's size is a linear function of the
 images, so the trace of any micro-batch follows.
 
 A process holds more than its tensors: Python and torch themselves, and the fragmentation of the
-heap. glibc takes blocks below a threshold of up to 32 MiB from one heap and gives the rest of each
-hole to small objects; while those live, the next tensor of the same size does not fit there. A few
-real steps measure the loss (`request.py`); without them it is estimated. With
-MALLOC_MMAP_THRESHOLD_=65536 in the environment, tensors are mapped one by one and none is lost.
+heap. glibc allocates blocks below a threshold of up to 32 MiB from one heap, and small objects fill
+part of each freed hole; while they live, the next tensor of the same size does not fit there. A few
+real steps measure this overhead (`request.py`); without them it is estimated. With
+MALLOC_MMAP_THRESHOLD_=65536 in the environment, each tensor is mapped separately and nothing is
+lost.
 """
 
 import weakref
@@ -215,7 +216,7 @@ def record_step(
 
 
 def trace_evaluation(config: Config, images: int) -> int:
-    """Return the peak bytes, beside the weights, of a forward pass without gradients."""
+    """Return the peak bytes of a forward pass without gradients, excluding the weights."""
     model, recorder = build(config), AllocationRecorder()
     with FakeTensorMode(allow_non_fake_inputs=True), recorder, torch.no_grad():
         model.eval().to_empty(device="cpu")

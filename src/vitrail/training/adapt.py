@@ -76,7 +76,7 @@ RATE_FACTORS = (1.0, 0.3, 3.0)  # times the usual rate, for other optimizers
 MIN_TRIAL = 2.0  # times the shortest run: fewer learning rates rather than shorter trials
 FINAL_FRACTION = 1 / 3  # of the time after the probes, for the final run on all images
 PROBE_FRACTION = 1 / 4  # of the time, for computing features
-EVALUATION_FRACTION = 1 / 2  # of the time; if the final evaluation takes more, it is added
+EVALUATION_FRACTION = 1 / 2  # of the time; a longer final evaluation extends the budget
 NO_TIME, TOO_SHORT = "no time left", "only one step fit into the time budget"
 PAPER = "paper-finetune-vtab"
 PROTOCOL = ("method", "steps", "batch_size", "image_size", "examples")
@@ -217,7 +217,8 @@ class Search:
         test: bool = False,
         folder: Path | None = None,
     ) -> Trial:
-        """Fit a method to `fit` and evaluate it on dev; with `test`, to all, on the test split."""
+        """Fit a method to `fit` and evaluate it on dev; with `test`, fit it to all images and
+        evaluate on test."""
         if name in PROBES:
             features = self.features("fit", "dev") if test else self.features("fit")
             data = (features.values, features.labels, len(features.classes))
@@ -422,8 +423,8 @@ def search(
     """Compare all methods, and write the bundle of the best one to `config.out`.
 
     `rate` replaces the grid of learning rates; `dev` in the settings is the fraction of train to
-    hold out, if there is no val beside test. The time budget is counted from `started`. A search
-    that is stopped starts over, but the final run on all images can be resumed.
+    hold out, if the dataset does not have both val and test. The time budget is counted from
+    `started`. A search that is stopped starts over, but the final run on all images can be resumed.
     """
     started, settings = started or time.monotonic(), config.settings
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -533,9 +534,10 @@ def open_search(
 class Benchmark:
     """VTAB-1k (Zhai et al. 2019, arXiv:1910.04867); fine-tuning defaults to the paper's settings.
 
-    Each task has 1,000 training images: 800 to fit and 200 to choose, if there is a setting to
-    choose, then all, evaluated on the test set. Every trial is appended to results.jsonl with all
-    that it depends on and is not repeated: a stopped benchmark continues.
+    Each task has 1,000 training images. If there are several values of a setting, each is fitted on
+    800 images and compared on the other 200; the best one is then fitted on all 1,000 and evaluated
+    on the test set. Every trial is appended to results.jsonl with everything it depends on and is
+    never repeated, so a stopped benchmark resumes.
     """
 
     reference: str  # to the model

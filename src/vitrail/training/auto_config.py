@@ -37,15 +37,15 @@ from vitrail.training.optim import MUON_RATE
 from vitrail.training.schedules import Stages
 
 SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
-SMALL_IMAGE = 40  # pixels, up to which images are not downsampled
-FAST_DECODE = 1.5e-3  # seconds per image below which no data loading processes are needed
-SMALL_DATASET = 20_000  # images, below which a dataset needs strong augmentation
+SMALL_IMAGE = 40  # pixels; images up to this size are not downsampled
+FAST_DECODE = 1.5e-3  # seconds per image; no loading processes below this
+SMALL_DATASET = 20_000  # images; smaller datasets need strong augmentation
 LARGE_DATASET = 100_000
-FEW_PHOTOGRAPHS = 5_000  # up to which starting from the built-in model is very likely better
-MIN_PHOTOGRAPH = 64  # pixels, from which its features are
+FEW_PHOTOGRAPHS = 5_000  # up to here, the built-in model is very likely a better start
+MIN_PHOTOGRAPH = 64  # pixels; the built-in model suits images from this size on
 IMBALANCED = 10  # times as many images in the largest class as in the smallest
-MIXING_AFTER = 15  # epochs, after which mixing helps on a small dataset
-# At the cost of four blocks of two thirds of the width, two wide ones learn more in a short time.
+MIXING_AFTER = 15  # epochs; mixing helps on a small dataset after these
+# For the same cost, two wide blocks learn more in a short run than four of two thirds the width.
 WIDE_SHAPES = {
     "ViT-Femto": {"depth": 2, "width": 96, "mlp_width": 384, "heads": 3},
     "ViT-Pico": {"depth": 2, "width": 128, "mlp_width": 512, "heads": 4},
@@ -55,8 +55,8 @@ WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
 INPUT_WEIGHTS = ("stem.*", "position.*", "encoder.positions.*", "cls_token", "distillation_token")
 INPUT_WEIGHTS += ("registers",)
 USUAL_BATCH = 32
-SMALL_ENCODER = 1_500_000  # weights up to which a model is fine-tuned as it is trained
-LARGE_MODEL = 10_000_000  # parameters from which a named model is trained like DeiT and AugReg
+SMALL_ENCODER = 1_500_000  # weights; up to here, fine-tuning uses the from-scratch rate
+LARGE_MODEL = 10_000_000  # parameters; from here on, the rate of DeiT and AugReg
 LARGE_BATCH, LARGE_RATE, LARGE_DECAY = 1024, 1e-3, 0.05  # the rate is for that batch size
 LEARNING_RATES = {"muon": 6e-3, "lion": 1e-4, "sgd": 0.01}  # from scratch; 1e-3 for the others
 FINETUNE_RATES = {"muon": 1e-3, "lion": 3e-5, "sgd": 0.01}  # 2e-4 for the others
@@ -128,7 +128,7 @@ def sample_indices(dataset: Dataset) -> list[int]:
 
 
 class AutoConfig:
-    """Settings without anything that is None, and the reason for each decision."""
+    """Complete settings, in which nothing is None, and the reason for each decision."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class AutoConfig:
             network = build(configuration(name).change(**settings.model.changes()))  # on meta
             self.large = sum(p.numel() for p in network.parameters()) > LARGE_MODEL
         self.probe_images: int | None = None  # training images for the initial head; None for all
-        self.test_images: int | None = None  # to evaluate at the end, beside dev; None for all
+        self.test_images: int | None = None  # to evaluate finally, in addition to dev; None for all
         self.augmentation, self.mixing = Augmentation(), Mixing()
         self.precision = torch.float32
         self.shards = 1  # of a batch, for CPU data parallelism
@@ -395,7 +395,7 @@ class AutoConfig:
 def suggests_transfer(settings: Settings, stats: DatasetStats) -> bool:
     """Return whether the built-in model is probably a better start than random weights.
 
-    Only for few color photographs, and if nothing says that a model of its own is wanted.
+    Only for small datasets of color photographs, and only if no model setting is given.
     """
     free = settings.model == ModelSettings() and settings.objective == "classify"
     few = stats.images <= FEW_PHOTOGRAPHS and stats.classes > 1 and not stats.multi_label
@@ -403,7 +403,7 @@ def suggests_transfer(settings: Settings, stats: DatasetStats) -> bool:
 
 
 def muon_rate(start: Config | None) -> float:
-    """Return Muon's learning rate; small models are fine-tuned as they are trained."""
+    """Return Muon's learning rate; small models are fine-tuned at the from-scratch rate."""
     return MUON_RATE if start is None or is_small(start) else MUON_TRANSFER_RATE
 
 
@@ -435,7 +435,7 @@ STRENGTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def choose_augmentation(
     settings: Settings, stats: DatasetStats, *, fine_tuning: bool = False
 ) -> tuple[Augmentation, Mixing]:
-    """Complete augmentation and mixing by the size of the dataset."""
+    """Choose augmentation and mixing settings that were left open, by the size of the dataset."""
     crops = {"crop": "inception", "crop_area": (0.35, 1.0)}
     if stats.side <= SMALL_IMAGE:
         crops = {"crop": "padded" if stats.images < SMALL_DATASET else "whole", "padding": 3}
@@ -489,7 +489,7 @@ def choose_precision(
         return getattr(torch, setting), "as configured"
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16, "faster on this GPU, with the range of float32"
+            return torch.bfloat16, "faster on this GPU, with the same range as float32"
         return torch.float16, "faster on this GPU, with gradient scaling"
     if device.type == "cpu":
         able = torch.cpu.get_capabilities()

@@ -37,11 +37,11 @@ CORRECTIONS = 40  # in a run, evenly spaced in time
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations during training
 MAX_EVALUATIONS = 10
 SMOOTHING = 0.9  # of the measured time of a step
-END_SECONDS = 2.0  # for saving and the report, beside the final evaluation
+END_SECONDS = 2.0  # for saving and the report, in addition to the final evaluation
 TRIALS = 3  # steps at each image size from which a time budget is planned
-TRIAL_FRACTION = 0.01  # of the budget, after which one process tries no more steps of a size
-OVERHEAD = 1.15  # of a real step over a trial: data loading, the optimizer
-MAX_COMPILED_RATIO = 0.97  # of the eager step's time; less of a gain is noise
+TRIAL_FRACTION = 0.01  # of the budget; limits the trial steps of one size in a single process
+OVERHEAD = 1.15  # ratio of a real step to a trial step: data loading, the optimizer
+MAX_COMPILED_RATIO = 0.97  # of the eager step's time; a smaller gain is noise
 
 
 @dataclass
@@ -243,7 +243,7 @@ class FinetunePlan(NamedTuple):
     image_size: int
     train_images: int
     probe_images: int | None = None  # training images for the probe; None for all
-    test_images: int | None = None  # held-out images to evaluate at the end, beside dev
+    test_images: int | None = None  # held-out images to evaluate at the end, in addition to dev
     image_sizes: Stages = ()
     frozen_blocks: int = 0  # the first ones, with everything before them
     epochs: float = 0.0  # that fit, approximately
@@ -263,9 +263,9 @@ def plan_finetuning(
 ) -> FinetunePlan:
     """Return the most thorough fine-tuning of `train` images that fits into `seconds`.
 
-    `forward` and `read` are seconds per image, at the checkpoint's image size; `test` images are
-    evaluated at the end, beside dev, or as many as leave time for training. `muon_batch` is the
-    batch size if Muon trains all weights: its few steps help more than many of the last blocks.
+    `forward` and `read` are seconds per image, at the checkpoint's image size; `test` images, or as
+    many as leave time for training, are evaluated at the end in addition to dev. `muon_batch` is
+    the batch size if Muon trains all weights: its few steps help more than many of the last blocks.
     """
     native = pair(config.image_size)[0]
     stride = config.stride[0]

@@ -77,13 +77,13 @@ class ModelSettings:
     position_place: PositionPlace | None = None
     """Where position embeddings are added."""
     rope_theta: float | None = None
-    """Rotary positions: longest period, in halves of an image side."""
+    """Rotary positions: longest period (RoPE theta), in units of half an image side."""
     attention: AttentionKind | None = None
-    """Self-attention over all tokens, or along rows and columns in turn."""
+    """Self-attention over all tokens, or alternately along rows and columns (axial)."""
     qkv_bias: bool | None = None
-    """Bias of queries, keys and values."""
+    """Add a bias to queries, keys and values."""
     key_bias: bool | None = None
-    """Bias of keys, if queries and values have one."""
+    """Add a bias to keys too, if queries and values have one."""
     qk_norm: bool | None = None
     """Normalize the queries and keys of each head."""
     mlp: MlpKind | None = None
@@ -95,7 +95,7 @@ class ModelSettings:
     registers: int | None = None
     """Register tokens: extra tokens without position embedding."""
     class_token: bool | None = None
-    """Class token (default: if the pooling reads it)."""
+    """Add a class token (default: only if the pooling uses it)."""
     pool: Pool | None = None
     """Input of the head: the class token, the mean of the patches, or attention pooling."""
     representation: int | None = None
@@ -139,7 +139,8 @@ class OptimSettings:
     schedule: ScheduleKind | None = None
     """How the learning rate decays."""
     warmup_steps: int | None = None
-    """Steps of linear warmup; it multiplies the decay, as in the authors' code."""
+    """Linear warmup steps; the warmup factor multiplies the decayed rate, as in the authors'
+    code."""
     warmup: float = 0.05
     """Warmup as a fraction of the run, if warmup_steps is not given."""
     end: float = 0.0
@@ -200,10 +201,10 @@ class LossSettings:
     teacher_size: int | None = None
     """Image size at which the teacher runs (default: its own)."""
     teaching: Literal["soft", "hard", "features"] = "hard"
-    """Distillation targets: the teacher's probabilities, its argmax, or its features; only with
-    features may the teacher have other classes. With augment.views they are cached on disk."""
+    """Distillation targets: the teacher's probabilities, its argmax, or its features; features also
+    work if the teacher's classes differ, and are cached on disk with augment.views."""
     teacher_weight: float = 0.5
-    """Weight of the distillation loss against the labels."""
+    """Weight of the distillation loss; the label loss gets the rest."""
     temperature: float = 3.0
     """Soft distillation: softmax temperature."""
 
@@ -234,7 +235,8 @@ class MaskedSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings:
-    """How the run is computed; results are the same up to rounding and per-micro-batch RNG."""
+    """How the run is executed; results agree up to rounding and the random numbers of each
+    micro-batch."""
 
     workers: int | None = None
     """Data loading processes."""
@@ -280,11 +282,12 @@ class Settings:
     image_sizes: tuple[tuple[float, int], ...] = ()
     """Progressive resizing: pairs of (fraction of the run, pixels), such as 0 32 0.5 64."""
     average: float = 0.0
-    """Decay of an exponential moving average (EMA) of the weights, the final model; 0: no EMA."""
+    """Decay of an exponential moving average (EMA) of the weights, used as the final model; 0: no
+    EMA."""
     repeats: int = 1
     """Repeated augmentation: number of consecutive augmented copies of each image."""
     balance: float | None = None
-    """Class balance of the sampling: 0 draws every image, 1 every class equally often."""
+    """Class-balanced sampling: 0 draws every image equally often, 1 every class."""
     dev: float | None = None
     """Fraction of the training images to hold out for evaluation, if there is no val split."""
     strict: bool = False

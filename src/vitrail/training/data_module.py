@@ -169,8 +169,8 @@ def hold_out_dev(
 ) -> tuple[ImageDataset, str, ImageDataset]:
     """Return the images to train on during model selection, and the name and images of dev.
 
-    A dataset with val beside test is split already; otherwise a fraction of each class of train is
-    held out, which may be no image at all where classes have one or two.
+    A dataset with both val and test is split already; otherwise a fraction of each class of train
+    is held out. For classes of one or two images, that may be none.
     """
     train, held_out = splits.train, splits.held_out
     for name in ("dev", "val"):
@@ -193,7 +193,7 @@ def subsample(samples: ImageDataset, count: int) -> ImageDataset:
 
 
 def limit_test_images(splits: DataSplits, count: int) -> DataSplits:
-    """Evaluate at most `count` held-out images in total, beside dev."""
+    """Evaluate at most `count` held-out images in total, in addition to dev."""
     _, _, dev = hold_out_dev(splits)
     total = sum(len(samples) for samples in splits.held_out.values() if samples is not dev)
     held_out = {

@@ -33,10 +33,10 @@ Prepare = Callable[[Batch, np.random.Generator, int], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[object]]
 
 MAX_BATCH = 128
-MAX_SKIPPED = 20  # consecutive float16 steps; from its initial 65,536, the scale is then below 0.1
+MAX_SKIPPED = 20  # consecutive float16 steps, which reduce the scale from 65,536 to below 0.1
 CPU_BATCH = 16  # of timed forward passes
 TIMED_PASSES = 2
-EVALUATION_OVERHEAD = 1.3  # of an evaluation over its forward passes: data loading
+EVALUATION_OVERHEAD = 1.3  # ratio of an evaluation to its forward passes: data loading
 
 
 @dataclass
@@ -224,7 +224,7 @@ class Evaluator:
         self.channels = len(preprocessing.mean)
         sizes = [len(samples) for samples in splits.held_out.values()]
         self.batch_size = min(MAX_BATCH, max([1, *sizes]))
-        # Of `final`, in units of `during_training`.
+        # Cost of `final` relative to `during_training`.
         self.final_cost = sum(sizes) / sizes[0] if sizes else 0.0
         self.loader_options: dict[str, Any] = {
             "channels": self.channels,

@@ -75,7 +75,7 @@ def cgroup_free_bytes() -> list[int]:
 
 
 def bytes_per_weight(settings: Settings) -> int:
-    """Return the bytes of a trained weight beside itself: gradient, optimizer, average."""
+    """Return the bytes that training adds per weight: gradient, optimizer state, average."""
     return 4 + OPTIMIZER_BYTES.get(str(settings.optim.kind), 8) + 4 * bool(settings.average)
 
 

@@ -94,9 +94,9 @@ class FeatureDistillation(Supervised):
     """Classification by one head, while a projection of the same features learns a teacher's.
 
     The loss is (1 - w) * labels + w * (regression + soft distillation), w = `loss.teacher_weight`:
-    the squared error relative to the teacher's features, and the difference that it makes to the
-    probabilities of the teacher's own classes, if it has a head. So the teacher may have other
-    classes than the student. The projection is not part of the model.
+    the squared error of the predicted teacher features and, if the teacher has a head, soft
+    distillation between its logits for the predicted and for its own features. So the teacher's
+    classes may differ from the student's. The projection is not part of the model.
     """
 
     def __init__(self, model: Model, loss: LossSettings, teacher: "Teacher") -> None:
@@ -381,7 +381,7 @@ def make_objective(
 def log_prior(class_counts: np.ndarray | None, loss: LossSettings) -> Tensor | None:
     """Return the log class frequencies for logit adjustment (Menon et al. 2021, arXiv:2007.07314).
 
-    Logits that are right after adding them favor no class because it is frequent.
+    A model trained with them added to its logits does not favor a class for being frequent.
     """
     if class_counts is None or not loss.logit_adjustment:
         return None

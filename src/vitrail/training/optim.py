@@ -179,7 +179,7 @@ class Lion(Optimizer):
     """weight -= lr * (sign(b1 * momentum + (1 - b1) * gradient) + weight_decay * weight).
 
     Chen et al. 2023 (arXiv:2302.06675), algorithm 2. It needs a learning rate 3 to 10 times smaller
-    than AdamW's, a larger weight decay, and half of its memory.
+    than AdamW's and a larger weight decay; its state takes half the memory.
     """
 
     def __init__(
@@ -350,7 +350,8 @@ def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
     """Return the orthogonalized matrices, scaled by their shape.
 
     Those of one shape, or of its transpose, are a batch; on a CPU each core takes a share of it.
-    Processes have the same matrices: each takes its turn, from the largest to the smallest.
+    All processes hold the same matrices and divide the work round-robin, from the largest to the
+    smallest.
     """
     processes = distributed.world_size()
     order = sorted(range(len(matrices)), key=lambda i: sorted(matrices[i].shape), reverse=True)

@@ -351,8 +351,8 @@ def write_run(
 ) -> None:
     """Write settings.toml: the settings, the data reference and the initialization.
 
-    The micro-batch that was chosen is recorded beside the settings and is not one of them: another
-    machine that uses the file as a recipe chooses by its own memory.
+    The chosen micro-batch size is recorded outside the settings, so that another machine that uses
+    the file as a recipe chooses one for its own memory.
     """
     run: dict[str, str | int] = {"data": data, "from": start}
     if micro_batch is not None:

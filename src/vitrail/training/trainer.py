@@ -496,7 +496,7 @@ class Trainer:
         return 0
 
     def restore_best(self) -> None:
-        """End of a run with `patience`: return to the best weights on val, and say so."""
+        """Restore the best weights on val at the end of a run with `patience`, and log it."""
         self.track_best(metrics("val", self.evaluator.evaluate("val")))
         step, count = int(self.best["step"]), int(self.best["evaluations"])
         if step != self.state.step:
