@@ -1,8 +1,8 @@
 """Augmentation of training images and batches: pure functions of (image, random generator).
 
 Boxes are drawn before a pixel is decoded, so that the decoder can skip what is cropped away. Images
-are Pillow images of mode RGB or L at their final size, and are never written to. Operations mean
-the same as in Pillow and torchvision (a factor of 1 changes nothing), and differ from them by at
+are Pillow images of mode RGB or L at their final size, and are never written to. Operations have
+the semantics of Pillow and torchvision (a factor of 1 changes nothing). The results differ by at
 most:
 
     0 gray levels   color operations, and geometry with NEAREST or BICUBIC

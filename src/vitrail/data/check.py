@@ -340,7 +340,7 @@ def near_pairs(hashes: np.ndarray, thumbnails: np.ndarray) -> list[tuple[int, in
                 different = np.bitwise_count(hashes[some][:, None] ^ hashes[rest][None])
                 left, right = np.nonzero(different <= HASH_BITS)
                 left, right = some[left[right > left]], rest[right[right > left]]
-                for pixels in (means, blocks, fine):  # means differ no more than what they are of
+                for pixels in (means, blocks, fine):  # coarse to fine: most pairs fail early
                     distance = np.abs(pixels[left] - pixels[right].astype(np.float32)).mean(axis=1)
                     close = distance <= np.minimum(limits[left], limits[right])
                     left, right = left[close], right[close]

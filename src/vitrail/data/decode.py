@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Decoder = Literal["auto", "fast", "pillow"]
 MAX_PIXELS = 64 * 2**20  # 8192 x 8192; more is a mistake or an attack
-MAX_SIDE = 65_535  # JPEG's and GIF's own limit; keeps a row, and decoders in Python, small
+MAX_SIDE = 65_535  # the limit of JPEG and GIF; bounds a row, and the work of Python decoders
 MIN_CODED = 2**20  # pixels of a tile or frame that are always allowed
 MAX_PADDING = 4  # pixels of a tile or frame as a multiple of those of the image
 MAX_PASSES = 16  # over `max_pixels` pixels: scans of a JPEG, frames of an AVIF
@@ -230,7 +230,7 @@ class LimitedFile(io.BytesIO):
 
 @contextmanager
 def open_pillow(header: Header) -> Iterator[ImageFile.ImageFile]:
-    """Open an image in Pillow. Its decoders raise anything, RuntimeError too; it is caught here."""
+    """Open an image in Pillow; whatever its decoders raise becomes a `DataError`."""
     if header.format == "TIFF":
         silence_libtiff()
     if not OPTIONAL.get(header.format, True):

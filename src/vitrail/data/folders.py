@@ -53,8 +53,8 @@ from vitrail.data.storage import (
 )
 from vitrail.errors import DataError
 
-MAX_VISITS = 100  # of one folder through links: two in each of 30 folders make 2**30 paths
-MAX_COLUMNS = 1000  # each takes time in every row, even in one that ends before it
+MAX_VISITS = 100  # of a folder, via links: two links in each of 30 folders are 2**30 paths
+MAX_COLUMNS = 1000  # every row takes time for each of them, however short it is
 FILE_COLUMNS = ("file", "path", "image", "file_name", "filename", "filepath", "image_path")
 LABEL_COLUMNS = ("label", "class", "labels", "classes", "class_name")
 MULTI_LABEL_COLUMNS = ("labels", "classes")  # even if each image has one label

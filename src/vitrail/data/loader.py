@@ -3,9 +3,10 @@
 The order is a pure function of the seed, so that a run can resume at any step. Training reads an
 endless stream: epoch e is a permutation of all samples drawn from (seed, e), and batch s is
 positions s * B to (s + 1) * B of the concatenated epochs. No sample is dropped or repeated within
-an epoch; with `probabilities`, such as those of `balanced_probabilities`, an epoch has as many
-samples, some of them several times. The batch is defined before it is divided among processes, so
-any number of processes trains on the same batches, with any number of workers.
+an epoch; with `probabilities`, such as those of `balanced_probabilities`, an epoch has the same
+length, but some samples occur several times and others not at all. The batch is defined before it
+is divided among processes, so any number of processes trains on the same batches, with any number
+of workers.
 
 An unreadable image is replaced by another one, always the same, and recorded in `Loader.skipped`;
 with `strict` it raises. The thread pools are shared by training, prediction and serving.
@@ -31,7 +32,7 @@ from vitrail.errors import ConfigError, DataError
 T = TypeVar("T")
 R = TypeVar("R")
 Transform = Callable[[bytes | np.ndarray, np.random.Generator], Tensor]
-MAX_REPLACEMENTS = 20  # unreadable images in a row, after which something else is wrong
+MAX_REPLACEMENTS = 20  # unreadable images in a row; more means that something else is wrong
 MAX_WORKERS = 8
 MAX_POOL_THREADS = 8  # a CPU quota does not show in the number of cores
 SMALL_WORK = 1_000_000  # elements

@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError, DataError
 MAX_HASHED_BYTES = 2**31  # of a dataset whose images are all hashed
 HASHED_IMAGES = 64  # that represent a dataset whose file sizes are unknown, or that is larger
 UNREADABLE = b"unreadable"  # hashed in place of an image that cannot be read
-PROVENANCE_SAMPLES = 32  # a tenth of the training images contains one of these in 29 of 30 cases
+PROVENANCE_SAMPLES = 32  # a random tenth of the images contains one with probability 29/30
 
 
 def fingerprint(dataset: Dataset) -> str:

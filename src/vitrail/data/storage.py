@@ -41,7 +41,7 @@ class FileReader:
                 if handle is None:  # no lock: a fork could inherit it locked
                     handle = self.handles[path] = FileHandle(path)
                     while len(self.handles) > MAX_OPEN_FILES:
-                        with suppress(RuntimeError, StopIteration, KeyError):  # a thread did it
+                        with suppress(RuntimeError, StopIteration, KeyError):  # lost a race
                             del self.handles[next(iter(self.handles))]
                 data = os.pread(handle.fd, size, start)
             except (OSError, OverflowError) as error:

@@ -420,7 +420,7 @@ def tar_members(file: ReadAhead) -> Iterator[tuple[str, int, int]]:
         if not file.size:
             raise DataError(f"{file.path} is empty")
         if len(block) < BLOCK:
-            raise EOFError("is truncated: it has no end mark")
+            raise EOFError("is truncated: it has no end-of-archive marker")
         if block == bytes(BLOCK):
             return
         try:
