@@ -84,7 +84,7 @@ def test_numerics_loss_needs_allow_loss(npz, tmp_path, capsys):
         ("google", "bundle", None),
         ("torchvision", "huggingface", None),
         ("torchvision", "timm", None),
-        ("big_vision", "timm", "another area filter"),
+        ("big_vision", "timm", "a different area filter"),
     ],
 )
 def test_targets_that_prepare_images_differently_are_warned_about(tmp_path, name, to, stated):
@@ -95,7 +95,7 @@ def test_targets_that_prepare_images_differently_are_warned_about(tmp_path, name
     assert len(done.warnings) == (stated is not None)
     library = {"google": "vision_transformer", "huggingface": "transformers"}.get(to, to)
     for line in done.warnings:
-        assert line.startswith(f"{library} prepares images by ")
+        assert line.startswith(f"{library} preprocesses with ")
         assert stated in line
         assert 5 < int(re.search(r"pixels differ by up to (\d+) of 255$", line)[1]) <= 510
 

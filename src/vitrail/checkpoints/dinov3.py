@@ -38,7 +38,7 @@ from vitrail.models.config import NUMERICS, VitConfig, normalize_size
 
 PERIODS = "rope_embed.periods"
 SKIPPED = {
-    r"rope_embed\.periods$": "computed from the huggingface.number of heads",
+    r"rope_embed\.periods$": "computed from the number of heads",
     r"blocks\.\d+\.attn\.qkv\.bias_mask$": "the key bias is zero",
     r"local_cls_norm\.": "only used in pre-training",
 }

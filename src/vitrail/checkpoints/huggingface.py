@@ -155,8 +155,8 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     tensors = join_gates(tensors, GATES, GATE_AND_UP)
     token, table = tensors.get(DISTILLATION), tensors.get(POSITION)
     is_table = table is not None and len(table.shape) == 3 and table.shape[1] >= 2
-    # DeiT's distillation token without a head becomes a register that includes its position.
-    # `read` reports the shape of what is no table.
+    # DeiT's distillation token without a head becomes a register that includes its position. A
+    # position tensor of another shape is left alone: `read` reports it.
     if token and table and is_table and "distillation_classifier.weight" not in tensors:
         del tensors[DISTILLATION]
         tensors[REGISTERS] = LazyTensor(

@@ -84,7 +84,7 @@ FORMATS = {
     ),
     "bit_pytorch": bit.FORMAT,
 }
-ONE_PREPROCESSING = ("google", "torchvision", "bit_pytorch")  # all their models share one
+ONE_PREPROCESSING = ("google", "torchvision", "bit_pytorch")  # formats whose models all share one
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of data parallelism and torch.compile
 OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats written by vitrail
 WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
@@ -92,7 +92,7 @@ HEADS = ("head", "distillation_head")
 ADAPTER = "vitrail-adapter"  # header key of a LoRA adapter
 MAX_GROWTH = 4  # of the number of weights by an adapter, whose header is untrusted
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
-REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # what no weight depends on
+REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # settings that affect no weight
 EXAMPLE = builtin.LARGER
 OUR_TENSORS = {  # one of each family, to recognize a state dict of ours
     "encoder.blocks.0.attention.qkv.weight",

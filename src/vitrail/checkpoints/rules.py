@@ -225,7 +225,7 @@ def float32_state_dict(model: Model) -> dict[str, Tensor]:
 
 
 def replaced_module(model: Model) -> str:
-    """Return the name and class of a module that computes something else than the config's.
+    """Return the name and class of a module that does not compute what the config describes.
 
     These are other classes, subclasses that override a method, and modules whose `forward` was
     replaced, except by accelerate, which calls the old one.
@@ -360,7 +360,7 @@ def unsupported_features(
     qkv_bias: bool = True,
     pre_norm: bool = False,
 ) -> list[str]:
-    """Return the features that a library cannot express which has plain ViTs and these options."""
+    """Return the features that a library with plain ViTs and these options cannot express."""
     features = {
         f"stem={config.stem!r}": config.stem not in stems,
         f"position={config.position!r}": config.position not in positions,

@@ -247,7 +247,7 @@ def convert(
         notice = preprocessing_notice(model, family, source)
     if (theirs := target_preprocessing(model, destination, to)) is not None:
         library = LIBRARIES.get(table_name(to), to)
-        warnings += compare_preprocessing(model, theirs, library, "prepares images by")
+        warnings += compare_preprocessing(model, theirs, library, "preprocesses with")
     lost = check_losses(model, to, destination, allow_loss)
     before, after = (
         {rule.ours: list(rule.theirs) for rule in rules_for(model, format)}
@@ -347,7 +347,7 @@ def compare_preprocessing(model: Model, theirs: Preprocessing, owner: str, verb:
         for of in (bundle.describe_resize, bundle.describe_normalization)
         if of(theirs) != of(ours)
     ]
-    what = "; ".join(parts) or f"another {ours.interpolation} filter"
+    what = "; ".join(parts) or f"a different {ours.interpolation} filter"
     return [f"{owner} {verb} {what}: pixels differ by up to {most:.0f} of 255"]
 
 
