@@ -87,12 +87,13 @@ CALIBRATED, SEVERAL = {"conformal": {"method": "lac", "error_rate": 0.05}}, {"mu
     ("model", "probabilities", "labels", "headline", "sentence"),
     [
         ({}, (0.8, 0.15, 0.05), ["sun"], "Probably sun", "Moderate confidence."),
-        ({}, (0.46, 0.44, 0.1), [], "sun or moon?", "It cannot decide between the two."),
-        ({}, (0.5, 0.3, 0.2), [], "Not sure", "Nearest is “sun”, with low confidence."),
+        ({}, (0.46, 0.44, 0.1), [], "sun or moon?", "The two are about equally probable."),
+        ({}, (0.5, 0.3, 0.2), [], "Not sure", "Most probable: “sun”, with low confidence."),
         (CALIBRATED, (0.7, 0.25, 0.05), ["sun"], "Probably sun",
          "Moderate confidence. Prediction set: sun and moon (error rate 5.0 %)."),
         (SEVERAL, (0.9, 0.7, 0.1), ["sun", "moon"], "sun and moon", "These apply."),
-        (SEVERAL, (0.4, 0.3, 0.1), [], "None of them", "No class applies; the nearest is “sun”."),
+        (SEVERAL, (0.4, 0.3, 0.1), [], "No class",
+         "None reaches the threshold; the most probable is “sun”."),
     ],
 )  # fmt: skip
 def test_verdict_of_each_kind_of_model(

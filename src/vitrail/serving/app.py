@@ -58,9 +58,9 @@ from vitrail.serving.metrics import Metrics, log_event, log_request
 from vitrail.serving.registry import MEDIA_TYPES, Example, ModelRegistry, ServedModel, find_examples
 from vitrail.serving.schemas import ApiRoute
 
-POLL_SECONDS = 0.25  # after which a disconnect of the client is watched for
-MAX_STUCK_THREADS = 3  # with as many, the process must be restarted
-MAX_STUCK_TIME = 5  # times the watchdog's limit; one thread stuck for so long needs it, too
+POLL_SECONDS = 0.25  # after which the server watches for a disconnect of the client
+MAX_STUCK_THREADS = 3  # this many require a restart of the process
+MAX_STUCK_TIME = 5  # times the watchdog's limit: a single thread stuck this long requires it too
 SMALL_RESPONSE = 500  # numbers or names that are serialized on the event loop
 SEND_CHUNK = 2**16  # bytes of a response that are sent at once
 SECURITY_HEADERS = [

@@ -2,8 +2,8 @@
 
 Whenever the model is free it takes the waiting images, up to the batch size, and never waits for
 more. So a single request is not delayed, and a busy server runs full batches without a timer. All
-work that needs the cores (batches, explanations, teaching) goes through this one thread. Work of
-clients that have gone is not started.
+work that needs the cores (batches, explanations, teaching) goes through this one thread. Work for
+disconnected clients is not started.
 
 Images are decoded in other threads, within a shared pixel budget. Decoding and running take turns,
 each with all cores: the threads of a matrix product wait for each other, so one that shares its
@@ -399,7 +399,7 @@ class ImageWork:
             if not image.done():
                 result = image  # deferred
             elif image.cancelled():
-                result = CancelledError()  # the client has gone
+                result = CancelledError()  # the client disconnected
             elif isinstance(result := image.exception(), DataError):
                 result = self.result_type(name=items[index].name, error=str(result))
             elif result is None:

@@ -32,13 +32,13 @@ class ServerConfig:
     queue: int = 256
     """Maximum number of queued images; requests beyond it get status 503."""
     timeout: float = 30.0
-    """Seconds to receive a request, and seconds to process it."""
+    """Time limit in seconds to receive a request, and the same again to process it."""
     grace: float = 30.0
     """Seconds to finish open requests at shutdown."""
     watchdog: float = 120.0
     """Seconds after which a batch, explanation or teaching request is considered stuck and its
-    thread is replaced; at least --timeout. With three stuck threads, or one for five times as long,
-    the server exits with status 70, to be restarted."""
+    thread is replaced; at least --timeout. With three stuck threads, or one stuck for five times as
+    long, the server exits with status 70 so that a supervisor can restart it."""
     max_megabytes: float = 20.0
     """Maximum size of a request."""
     max_images: int = 64
@@ -51,7 +51,7 @@ class ServerConfig:
     """Origins that may send requests from a browser (CORS), such as https://example.org."""
     allow_host: tuple[str, ...] = ()
     """Accepted Host headers, such as example.org behind a proxy. Without a token, only IP addresses
-    and the machine's own names are accepted otherwise (DNS rebinding)."""
+    and the machine's own names are accepted by default, to prevent DNS rebinding."""
     allow_teach: bool = False
     """Let clients teach classes from a few images."""
     teach_to: Path | None = None

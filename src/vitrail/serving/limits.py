@@ -1,4 +1,4 @@
-"""What a request may do and bring: access checks, admission, and bodies within limits.
+"""Request limits: access checks, admission control, and the size of bodies.
 
 Admission reserves queue slots and bytes before a body is read, so the memory held by requests is
 bounded however many arrive; rejected requests get Retry-After immediately. All of it runs on the
@@ -138,7 +138,7 @@ def check_request(
     admission: "AdmissionController",
     draining: bool,
 ) -> None:
-    """Reject a request by its head alone."""
+    """Reject a request based on its headers alone."""
     path = scope["path"]
     # Without port. A client that sends no Host header is no browser.
     host = headers.get(b"host", b"localhost").decode("latin-1").lower()

@@ -23,7 +23,7 @@ from vitrail.serving.limits import RequestRecord
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
-disable_created_metrics()  # the text format has no place for creation times but extra gauges
+disable_created_metrics()  # in the text format, each would be an extra gauge
 
 
 class Metrics:

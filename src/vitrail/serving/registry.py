@@ -112,7 +112,7 @@ class ServedModel:
 
     @cached_property
     def info(self) -> schemas.ModelInfo:
-        """What clients may know: nothing about this machine, its files or its data."""
+        """Public information about the model: nothing about this machine, its files or its data."""
         model, config = self.predictor.model, self.pool.config
         vit = model if isinstance(model, VisionTransformer) else None
         return schemas.ModelInfo(
@@ -167,7 +167,7 @@ def methods_of(model: Model | None) -> tuple[str, ...]:
 def explain(
     model: Model, data: bytes | InputImage, *, method: str | None, label: str | None
 ) -> bytes:
-    """Return a PNG of the image in gray, with a heat map where it supports the class.
+    """Return a PNG of the grayscale image, overlaid with a heat map of the evidence for a class.
 
     `method` defaults to the model's first, `label` to the predicted class. `data` may be the
     result of `inspection.images.load_image`.
@@ -407,10 +407,10 @@ class Example(NamedTuple):
 
 
 def examples_from(config: ServerConfig, reference: str) -> str:
-    """Return the data set to take examples from; empty for the model's own.
+    """Return the dataset to take examples from; empty for the model's training data.
 
-    A model itself names its data. So unless configured, they are shown only if the model is on
-    this machine, and only to this machine.
+    The model's metadata name its training data. So unless `config.examples` is set, examples are
+    shown only for a model on this machine, and only to clients on this machine.
     """
     if config.examples:
         return config.examples

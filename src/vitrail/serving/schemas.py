@@ -26,7 +26,7 @@ class ModelQuery(BaseModel):
 
 class PredictQuery(ModelQuery):
     top: int = Field(DEFAULT_TOP, ge=1, description="Number of classes to return.")
-    threshold: float | None = Field(None, ge=0, le=1, description="Abstain below it.")
+    threshold: float | None = Field(None, ge=0, le=1, description="Abstain below this probability.")
 
 
 class ExplainQuery(ModelQuery):
@@ -104,8 +104,8 @@ class AttentionResponse(BaseModel):
     """Attention maps as base64 bytes (layers, heads, height, width).
 
     `peaks` is the attention that 255 stands for, per layer and head. `rollout` is (height, width).
-    `box` is the visible part of the image: top, left, height and width as fractions. `lag` is how
-    far tokens see above and to the left of their patches, in patches.
+    `box` is the visible part of the image: top, left, height and width as fractions. `lag` is the
+    offset of receptive fields up and to the left of their patches, in patches.
     """
 
     grid: list[int]

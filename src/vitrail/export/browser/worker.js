@@ -11,7 +11,7 @@ const commands = {
     const values = [...(logits ?? []), ...features];
     const error = Math.max(...values.map((value, i) => Math.abs(value - about.check[i])));
     if (!(error <= 1e-3 * Math.max(...about.check.map(Math.abs))))
-      throw new ImageError("This browser computes other numbers than the model; try another one.");
+      throw new ImageError("The outputs in this browser differ from the model's; try another browser.");
   },
 
   async predict({ blob, key }) {

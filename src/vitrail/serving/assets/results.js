@@ -90,15 +90,15 @@ function verdict({ answer }) {
     return { short: joinNames(answer.labels), headline: joinNames(answer.labels),
       sentence: answer.labels.length > 1 ? "These apply." : "This applies." };
   if (several)
-    return { short: "none", headline: "None of them",
-      sentence: "No class applies; the nearest is " + quoted(first.label) + "." };
+    return { short: "none", headline: "No class",
+      sentence: "None reaches the threshold; the most probable is " + quoted(first.label) + "." };
   const close = second && first.probability - second.probability < CLOSE;
   if (close && first.probability + second.probability > THRESHOLD)
     return { short: first.label + "?", headline: first.label + " or " + second.label + "?",
-      sentence: "It cannot decide between the two." };
+      sentence: "The two are about equally probable." };
   if (!answer.labels.length)
     return { short: "?", headline: "Not sure",
-      sentence: "Nearest is " + quoted(first.label) + ", with low confidence." };
+      sentence: "Most probable: " + quoted(first.label) + ", with low confidence." };
   if (first.probability < SURE)
     return { short: first.label, headline: "Probably " + first.label,
       sentence: "Moderate confidence." };

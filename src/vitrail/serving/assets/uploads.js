@@ -43,7 +43,7 @@ async function predict(upload) {
 
 function markFailed(upload, error) {
   if (!(error instanceof UserError)) console.error(error);
-  const message = error instanceof UserError ? error.message : "Something went wrong in this page.";
+  const message = error instanceof UserError ? error.message : "Something went wrong on this page.";
   Object.assign(upload, { state: "failed", message, final: Boolean(error.final) });
 }
 
