@@ -131,7 +131,7 @@ def test_page_is_complete_and_self_contained():
     words = visible_text(text)
     for expected in (
         *("ViT-Pico/8", "12,345", "cat.jpg", "62.5 %", "Evidence for “dog” (62.5 %)"),
-        *("rollout", "relevance", "figure 6", "Figure 7, center", "Heads attend over 10 to 90 pix"),
+        *("rollout", "relevance", "figure 6", "Figure 7, center", "of the heads is 10 to 90 pix"),
         *("In layer 1, 3.0 % of the patch tokens", "75.0 % of the variance"),
         *("0.88", "t-SNE", "30 images", "2 x 2", "Probabilities are the softmax of the logits."),
     ):
@@ -203,7 +203,7 @@ def test_text_follows_the_results():
     assert "No patch token has a norm far above the median" in words
     assert "Share of outliers" not in words
     assert "Similarity to the other heads" not in words  # there is one head
-    assert "Heads attend over 5 pixels in layer 0" in words
+    assert "of the heads is 5 pixels in layer 0" in words
     assert "each probability is the sigmoid of its logit." in words
     assert "softmax of the logits" not in words
 

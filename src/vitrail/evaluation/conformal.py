@@ -36,9 +36,9 @@ from vitrail.models.vit import Model
 
 Method = Literal["lac", "aps", "raps"]
 METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
-RAPS_PENALTY = 0.1  # for each class that ranks above, without tuning on further images
+RAPS_PENALTY = 0.1  # for each class that ranks above; fixed, not tuned
 CONFIDENCE = 0.95  # of the statement about accepted predictions
-GUIDE = 5  # one image in five chooses the order of tests, the others are tested
+GUIDE = 5  # one image in five chooses where to start, the others are used to test
 CANDIDATES = 50  # thresholds that are tested
 ALWAYS_ABSTAIN = 2.0  # a threshold above every probability
 DRIFT_BINS = 10  # deciles of the confidence on the calibration images
@@ -256,9 +256,10 @@ def abstention_threshold(
 ) -> float | None:
     """Return a confidence above which at most `error_rate` of the predictions are wrong.
 
-    This holds with probability `level` over draws of the calibration images. One image in five
-    proposes thresholds and the one to begin with; the others test them, from there on downwards,
-    until the first that is not shown to keep the error rate. None if it is the first.
+    This holds with probability `level` over draws of the calibration images. One image in five is
+    used to propose thresholds and where to start. On the others, thresholds are tested in
+    descending order, as long as the test rejects an error rate above the limit. The last one that
+    passes is returned; None if the first one fails.
     """
     order = np.random.default_rng(0).permutation(len(confidence))
     guide, rest = order[::GUIDE], np.delete(order, slice(None, None, GUIDE))

@@ -37,7 +37,7 @@ def open_evaluation_split(
 ) -> tuple[Dataset, list[str]]:
     """Open a split, with notes on the choice and warnings if the model may have seen its images.
 
-    A dataset used in training is split as it was then.
+    A dataset used in training keeps the split of that training.
 
     Default: test, else val; all of a dataset without stated splits, unless the model was trained
     on it.
@@ -61,7 +61,7 @@ def open_evaluation_split(
         notes.append("the model was trained on exactly these images")
     elif contains_any(source, origin.samples) or (split not in HELD_OUT and origin.is_at(data)):
         notes.append("the model was trained on some of these images")
-    elif splits is not None and not stated:  # cut from the dataset of the train split as then
+    elif splits is not None and not stated:  # held out of a train split that may have changed
         if fingerprint(open_dataset(data, "train", splits=origin.splits)) != origin.fingerprint:
             notes.append(
                 "the train split has changed since training; the model may have been trained on a "
@@ -178,7 +178,8 @@ def match_classes(
 
 
 def read_real_labels(path: Path) -> list[list[int]]:
-    """Read ImageNet-ReaL: for each of the 50,000 validation images the classes people see in it."""
+    """Read ImageNet-ReaL: the classes that annotators assigned to each of the 50,000 validation
+    images."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -69,7 +69,7 @@ class Calibration:
 
 
 class SelectiveAccuracy(NamedTuple):
-    """Accuracy over coverage: only the most confident share of the images is answered."""
+    """Accuracy by coverage: the model abstains on all but its most confident predictions."""
 
     coverage: np.ndarray  # (points,) rising to 1
     accuracy: np.ndarray  # (points,)
@@ -127,7 +127,7 @@ class EvaluationResult:
 
     @property
     def outcome(self) -> "EvaluationResult":
-        """In 0.1, the quick evaluation was an object of its own."""
+        """The result itself; 0.1 had a separate object for the quick evaluation."""
         warn_renamed(".outcome.loss", ".loss")
         return self
 

@@ -57,7 +57,7 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "vitrail",
     "text.color": LIGHT["ink"],
-    "text.parse_math": False,  # class names are text, whatever is in them
+    "text.parse_math": False,  # class names are literal text, even with a $ in them
     "xtick.color": LIGHT["soft"],
     "xtick.major.size": 0,
     "ytick.color": LIGHT["soft"],
