@@ -91,8 +91,8 @@ OLD_OPTIONS = {
     "--max-pictures": "--max-images",
 }
 # OpenMP threads spin this often before they sleep. The default assumes an idle machine and makes
-# everything ten times slower beside other work; this value costs nothing on an idle one. It must be
-# set before torch is imported.
+# everything ten times slower on a busy one; this value costs nothing on an idle one. It must be set
+# before torch is imported.
 SPIN = "20000"
 QUIET, VERBOSE = ("--quiet", "-q"), ("--verbose", "-v")
 SWITCHES = {  # of every command: how they are spelled, and their help

@@ -35,8 +35,8 @@ class Calibrate(DataOptions):
     split: str | None = None
     """Split to calibrate on (default: as for evaluate)."""
     error_rate: float = 0.05
-    """Share of prediction sets without the true class, and of accepted predictions that are
-    wrong."""
+    """Target error rate: fraction of prediction sets that miss the true class, and of accepted
+    predictions that are wrong."""
     method: Literal["lac", "aps", "raps"] = "lac"
     """Score of a class: lac gives the smallest sets, aps and raps larger ones for hard images."""
     per_class: bool = False
@@ -144,6 +144,6 @@ def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> 
     yield ""
     yield from paragraph(
         "Assumption: new images are drawn from the same distribution as these (exchangeability). "
-        "predict and serve warn if the confidences change.",
+        "predict and serve warn if the confidence distribution shifts.",
         0,
     )

@@ -49,7 +49,7 @@ class Fewshot(DataOptions):
     model: OptionalModel = ""
     data: DataReference = ""
     shots: tuple[int | Literal["all"], ...] = (1, 5, 10, 25)
-    """Training images per class; all for all of them."""
+    """Training images per class: numbers, or all."""
     seeds: int = 3
     """Number of random draws of the training images."""
     probes: tuple[Literal["ridge", "neighbors", "logistic"], ...] = ("ridge",)
@@ -157,7 +157,7 @@ class Fewshot(DataOptions):
 
 
 def with_interval(trial: "Trial") -> str:
-    """`61.2 ± 3.0 %`: the mean over draws and half of its 95 % CI."""
+    """`61.2 ± 3.0 %`: the mean over draws and the half-width of its 95 % CI."""
     if trial.interval is None:
         return percent(trial.mean)
     half = max(trial.mean - trial.interval[0], trial.interval[1] - trial.mean)
@@ -177,7 +177,7 @@ def report(
     head = ["shots", *(trial.probe for trial in trials[0])]
     yield from table(rows, "r" * len(head), head)
     yield ""
-    yield "Test accuracy: mean over draws ± half of its 95 % CI."
+    yield "Test accuracy: mean over draws ± half-width of its 95 % CI."
     for row in trials:
         for trial in row:
             if trial.probe == "ridge, best":

@@ -50,7 +50,7 @@ class Inspect(DataOptions):
     fuse: Literal["mean", "max", "min"] = "mean"
     """Rollout: how heads are combined."""
     discard: float = 0.0
-    """Rollout: fraction of the smallest attention weights to drop."""
+    """Rollout: fraction of attention weights to drop, smallest first."""
     score: bool = False
     """Measure how faithful the explanations are: insertion, deletion, randomized weights."""
     preprocessing: Preset = None

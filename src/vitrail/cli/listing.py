@@ -47,7 +47,7 @@ class Models:
             print("\nParameters include a head of 1000 classes, at the image size shown.")
             print('In Python: vitrail.create("ViT-B/16", num_classes=10)')
             if any(row["name"] in trained for row in rows):
-                print(f"\n{builtin.PREFIX} models are trained, come with vitrail and have no head:")
+                print(f"\nPre-trained {builtin.PREFIX} models ship with vitrail and have no head:")
                 print(f'vitrail.load("{builtin.DEFAULT}", num_classes=10)')
         else:
             print(f"no name contains {self.like!r}; `vitrail models` lists all")

@@ -110,7 +110,7 @@ class EngineOptions(DataOptions):
 
 
 def default_model(option: str = "", *, log: Callable[[str], None] = log_stderr) -> str:
-    """Return the model that comes with vitrail, and say that it is used; `option` names another."""
+    """Return the built-in model, and log that it is used; `option` selects another."""
     if os.environ.get("RANK", "0") == "0":
         text = (
             f"starting from {builtin.DEFAULT}, which comes with vitrail; a larger model takes a "

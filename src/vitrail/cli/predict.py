@@ -54,11 +54,11 @@ class Predict(EngineOptions):
     """Number of classes per image."""
     threshold: float | None = None
     """Abstain below this probability (default: that of vitrail calibrate). For a multi-label model:
-    the probability from which a class applies (default: 0.5)."""
+    minimum probability of a predicted class (default: 0.5)."""
     csv: bool = False
     """Print CSV; to write a file, redirect it: > predictions.csv"""
     json: bool = False
-    """Print one JSON object per image and line."""
+    """Print JSON Lines: one object per image."""
     features: Path | None = None
     """Write the feature vectors to this .npz file instead of predicting classes."""
     data: Int8Data = None
@@ -252,7 +252,7 @@ class Serve(ServerConfig, EngineOptions):
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL|NAME=MODEL")
     ] = ()
     """Bundles, weights files, hf:owner/name, or .onnx files; the first is the default model.
-    Without any, builtin:vit-photos is served, to be taught classes in the page."""
+    Without any, builtin:vit-photos is served, and you teach it classes in the web page."""
     data: Int8Data = None
     max_drop: MaxDrop = MAX_DROP
 

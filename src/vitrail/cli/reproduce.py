@@ -54,7 +54,7 @@ class Reproduce(DataOptions):
     out: Path = Path("runs/reproduction")
     """Folder of the reports and of their training runs; finished runs are reused."""
     docs: Path | None = None
-    """Write the reports as sections of README.md in this folder; its others are kept."""
+    """Write the reports as sections of README.md in this folder; other sections are kept."""
     workers: int | None = None
     """Parallel training runs, which share the cores. Default: one per core."""
     json: bool = False

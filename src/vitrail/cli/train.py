@@ -58,7 +58,7 @@ class Train(DataOptions):
     """Print one JSON object at the end; progress goes to standard error."""
     search: bool = False
     """Compare short runs on held-out images, and train with the best settings: learning rate and
-    augmentation or, when fine-tuning, learning rate and how much to train."""
+    augmentation or, when fine-tuning, learning rate and which layers to train."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
 
     @classmethod

@@ -34,10 +34,10 @@ VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "GPUs that may be used",
     "VITRAIL_CACHE": "folder of cached features and engines",
     "XDG_CACHE_HOME": "parent of that folder",
-    "HF_HOME": "folder of the Hugging Face hub's files",
+    "HF_HOME": "folder of Hugging Face files",
     "HF_HUB_CACHE": "folder of models from the hub",
-    "HF_HUB_OFFLINE": "1: take hub models from that folder only",
-    "HF_ENDPOINT": "address of another hub",
+    "HF_HUB_OFFLINE": "1: use only downloaded models",
+    "HF_ENDPOINT": "address of a hub mirror",
     "NO_COLOR": "no colors in a terminal",
 }
 REMEDIES = {  # of a disk that is full or not writable
