@@ -16,7 +16,7 @@ EXTRAS = {
     "export": "ONNX export, the engines onnx and onnx-int8",
     "serve": "`vitrail serve`",
 }
-# Read when onnxruntime is imported, whose official builds report its use to Microsoft otherwise.
+# Disables the telemetry of the official onnxruntime builds; read when onnxruntime is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 

@@ -13,7 +13,7 @@ session.py         onnxruntime as an inference engine
 
 from typing import Literal
 
-# Free of torch: the command line reads them.
+# The command line reads these constants without importing torch.
 Target = Literal["onnx", "torch", "aotinductor", "html"]
 OnnxKind = Literal["onnx", "onnx-int8"]
 EngineKind = Literal["torch", "onnx", "onnx-int8", "auto"]

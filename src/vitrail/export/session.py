@@ -51,7 +51,7 @@ class OnnxEngine:
         if "vitrail" not in texts:
             raise CheckpointError(
                 f"{where} is an ONNX file without vitrail's metadata: preprocessing and class "
-                "names are unknown; make one with `vitrail export`"
+                "names are unknown; create the file with `vitrail export`"
             )
         try:
             values = {key: json.loads(text) for key, text in texts.items()}

@@ -1,4 +1,4 @@
-"""Verification of exports: the model's numbers on noise, and int8's accuracy on labeled images."""
+"""Verification of exports: outputs on random images, and the accuracy of int8 on labeled ones."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -110,11 +110,9 @@ def check_difference(
             differences.append(float((outputs[key] - value).abs().max() / largest))
     difference = float(np.max(differences))  # NaN if any is
     if not difference <= tolerance:
-        reason = "This is a bug of vitrail or of a library it uses"
+        reason = "This is a bug in vitrail or in a library it uses"
         if module := replaced_module(model):
-            reason = (
-                f"In {module}, a number that depends on the image size may have become constant"
-            )
+            reason = f"In {module}, a size-dependent value may have been traced as a constant"
         raise CheckpointError(
             f"the outputs of the export differ from the model's by {difference:.1e} of the "
             f"largest; nothing was written. {reason}"

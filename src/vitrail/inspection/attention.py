@@ -1,8 +1,8 @@
 """Attention layer by layer: maps, and statistics over many images.
 
-The forward pass keeps its fused attention. `LayerAttention.weights` computes a map, or some rows
-of it, beside it; the numbers are those of `models/attention.py`, which a test compares bit for bit.
-Statistics are summed up rows at a time: no layer's maps are ever held as a whole.
+The forward pass keeps its fused attention. `LayerAttention.weights` computes a map, or some rows of
+it, separately; its values are bit-identical to those of `models/attention.py` (tested). Statistics
+are accumulated over blocks of rows, so that no layer's maps are ever held as a whole.
 
 Shapes: B images, L layers, H heads, N tokens: P of the prefix (class token, registers, ...), then
 h x w patches; K channels per head, D width; b images and q queries at once; T merged tokens.

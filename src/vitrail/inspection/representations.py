@@ -28,7 +28,7 @@ from vitrail.models.vit import Model, VisionTransformer
 from vitrail.probing.features import features_of
 
 MAX_COMPONENTS = 28  # as many as figure 7 shows
-MIN_VARIANCE = 1e-8  # a smaller share of the variance is rounding
+MIN_VARIANCE = 1e-8  # a smaller fraction of the variance is rounding error
 NEIGHBORS = 6
 THUMBNAIL = 96  # pixels of a neighbor's longer side
 MAX_IMAGES = 5000  # of a dataset whose features are computed

@@ -85,8 +85,8 @@ class SelfAttention(nn.Module):
             eps = config.numerics.norm_eps
             self.q_norm = NORMS[config.norm](config.head_width, eps=eps)
             self.k_norm = NORMS[config.norm](config.head_width, eps=eps)
-        # The output projection. Its name is part of every stored bundle and state dict; merging
-        # similar tokens (`VisionTransformer.merge`) is something else.
+        # The output projection, which merges the heads; unrelated to token merging
+        # (`VisionTransformer.merge`). The name is part of every stored bundle and state dict.
         self.merge = nn.Linear(width, width)
 
     def forward(
@@ -186,8 +186,8 @@ def is_plain_linear(layer: nn.Module) -> bool:
 
 
 def has_forward_hooks(*modules: nn.Module) -> bool:
-    """Whether code from outside runs with any of the modules: a forward hook or pre-hook, or a
-    `forward` that was replaced on the instance, as accelerate does."""
+    """Whether any module runs user code: a forward hook or pre-hook, or a `forward` replaced on the
+    instance, as by accelerate."""
     return any(FORWARD_HOOKS) or any(
         module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module)
         for module in modules

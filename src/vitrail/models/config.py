@@ -141,9 +141,9 @@ class BaseConfig:
     def change(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; the result is validated as a whole."""
         check_field_names(changes, type(self))
-        if "position" in changes:  # the old placement may not exist for the new kind
+        if "position" in changes:  # the old placement may not exist for the new kind of position
             changes.setdefault("position_place", None)
-        if "pool" in changes:  # and so may the class token
+        if "pool" in changes:  # the old class token setting may not fit the new pooling
             changes.setdefault("class_token", None)
         return replace(self, **changes)  # pyright: ignore[reportArgumentType]: subclasses are dataclasses
 

@@ -62,7 +62,8 @@ class TorchEngine:
             return self.model.features(images.to(self.device)).float().cpu()
 
     def in_eval_mode(self) -> AbstractContextManager[None]:
-        """Switch to eval mode; a model that is in it is not touched, so threads may share it."""
+        """Switch to eval mode; a model already in eval mode is not touched, so threads may share
+        it."""
         training = any(module.training for module in self.modules)
         return eval_mode(self.model) if training else nullcontext()
 

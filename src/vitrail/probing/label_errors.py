@@ -1,12 +1,13 @@
 """Possible label errors and outliers of a dataset, from features: `vitrail check --labels`.
 
 Every image is scored by a closed-form probe that was fitted without it (ridge.py). Confident
-learning (Northcutt et al. 2021, arXiv:1911.00068) estimates how many labels are wrong: an image
-counts for the most probable of the classes whose probability is at least the mean over the images
-with that label, and the share that counts for another class is extrapolated to all images of a
-label. As many images are suspects, by rising margin: the logit of the label minus that of the best
-other class. Before, the probe is fitted again without the images that count for another class, so
-that they cannot vouch for each other.
+learning (Northcutt et al. 2021, arXiv:1911.00068) estimates how many labels are wrong. The
+threshold of a class is its mean probability over the images with that label; an image is counted
+for the most probable class whose threshold it reaches. The fraction of counted images of a label
+that fall into other classes is extrapolated to all images of that label, and that many images with
+the smallest margins (logit of the label minus the best other logit) are suspects. The probe is
+first fitted a second time without the images that were counted for another class, so that they
+cannot confirm each other.
 
 Shapes: N images, D features, K classes.
 """
