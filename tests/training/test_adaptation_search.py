@@ -442,9 +442,9 @@ def test_unsupported_settings_and_data_raise(colors, start, tmp_path, quick, mon
         (colors, {"objective": "masked-patches"}, "leave out objective='masked-patches'"),
         (colors, {"until_accuracy": 0.9}, "leave out until_accuracy=0.9"),
         (colors, {"patience": 3}, "leave out patience=3"),
-        (csv, {"batch_size": None}, "several labels each, and the search"),
+        (csv, {"batch_size": None}, "--search needs single-label data"),
         (few, {"batch_size": None}, "6 training images, too few to hold some out"),
-        (colors, scratch, "no trial was successful: only one step"),
+        (colors, scratch, "no trial succeeded: only one step"),
     ]:
         with pytest.raises((ConfigError, DataError, TrainingError), match=message):
             search(config_of(data, tmp_path / "out", **{"start": start} | changes))

@@ -71,7 +71,7 @@ Row = dict[str, Any]
 PROBES = PROBE, LINEAR = "few-shot probe", "linear head"
 ATTENTION, FULL = "attention-only", "full fine-tuning"
 TRIALS = ".trials"  # folder of the trial runs, until the search is finished
-SGD_RATES = (0.01, 0.003, 0.03, 0.001)  # table 4 of the paper; the usual one first wins a tie
+SGD_RATES = (0.01, 0.003, 0.03, 0.001)  # table 4 of the paper; the first, the default, wins a tie
 RATE_FACTORS = (1.0, 0.3, 3.0)  # times the usual rate, for other optimizers
 MIN_TRIAL = 2.0  # times the shortest run: fewer learning rates rather than shorter trials
 FINAL_FRACTION = 1 / 3  # of the time after the probes, for the final run on all images
@@ -83,7 +83,7 @@ PROTOCOL = ("method", "steps", "batch_size", "image_size", "examples")
 # The candidate of each method of VTAB-1k, its setting, and a grid; learning rates are an option.
 METHODS: dict[str, tuple[str, str, Sequence[float]]] = {
     "finetune": (FULL, "rate", ()),
-    "linear": (LINEAR, "decay", (1.0, 0.1, 1e-2, 1e-3)),  # strongest first, which wins a tie
+    "linear": (LINEAR, "decay", (1.0, 0.1, 1e-2, 1e-3)),  # the strongest first: it wins a tie
     "probe": (PROBE, "l2", sorted(L2_GRID, reverse=True)),
 }
 
@@ -161,9 +161,10 @@ class Search:
     def compare(
         self, grids: Mapping[str, Sequence[float] | None], trial: Callable[..., Trial] | None = None
     ) -> tuple[Candidate, ...]:
-        """Evaluate methods on dev with each value of a grid; an empty grid stands for the default.
+        """Evaluate each method on dev with every value of its grid.
 
-        None stands for the best value of the first grid. `trial` replaces the method of that name.
+        An empty grid means the default, None the best value of the first grid. `trial`
+        replaces `self.trial`.
         """
         trial, counts = trial or self.trial, [1 if g is None else len(g) for g in grids.values()]
         candidates, reserve = [], None
@@ -460,7 +461,7 @@ def search(
             )
             chosen = result.chosen
             if chosen.accuracy is None:
-                raise TrainingError(f"no trial was successful: {chosen.problem}; allow more time")
+                raise TrainingError(f"no trial succeeded: {chosen.problem}; allow more time")
             searching.log(f"chosen: {chosen.name}")
             if chosen.name in PROBES:
                 finished, outcomes = True, searching.refit_probe(chosen.name)
@@ -484,8 +485,8 @@ def open_search(
     splits = open_splits(config.data, config.settings)
     if splits.train.multi_label:
         raise DataError(
-            f"the images of {config.data} have several labels each, and the search compares "
-            "accuracy on one; leave out --search"
+            f"--search needs single-label data, and the images of {config.data} have several "
+            "labels; leave it out"
         )
     others = (note for samples in splits.held_out.values() for note in samples.notes)
     for note in dict.fromkeys((*splits.notes, *others)):

@@ -271,8 +271,8 @@ class Settings:
     minutes: float | None = None
     """Time budget of the run, including the final evaluation."""
     patience: int | None = None
-    """Stop after this many evaluations without a better val accuracy, and keep the best weights;
-    --dev holds out a val split from train."""
+    """Early stopping: stop after this many evaluations without a better val accuracy, and keep the
+    best weights; --dev holds out a val split from train."""
     until_accuracy: float | None = None
     """Stop at this val accuracy; --dev holds out a val split from train."""
     batch_size: int | None = None

@@ -170,7 +170,7 @@ def start_from(
 
 
 def check_reference(reference: str) -> None:
-    """Raise if there can be no such model, as loading it would; nothing is read or downloaded.
+    """Raise the error of loading a reference that cannot exist, without reading or downloading.
 
     An empty reference stands for random initialization.
     """

@@ -349,9 +349,9 @@ class Muon(torch.optim.Optimizer):
 def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
     """Return the orthogonalized matrices, scaled by their shape.
 
-    Those of one shape, or of its transpose, are a batch; on a CPU each core takes a share of it.
-    All processes hold the same matrices and divide the work round-robin, from the largest to the
-    smallest.
+    Matrices of the same shape, up to transposition, form a batch, which is divided among the cores
+    of a CPU. All processes hold the same matrices and divide the work round-robin, from the largest
+    to the smallest.
     """
     processes = distributed.world_size()
     order = sorted(range(len(matrices)), key=lambda i: sorted(matrices[i].shape), reverse=True)
@@ -360,7 +360,7 @@ def orthogonalize(matrices: list[Tensor], cores: int = 1) -> list[Tensor]:
     for index in turns[distributed.rank()]:
         by_shape.setdefault(tuple(sorted(matrices[index].shape)), []).append(index)
     if not all(type(m) is Tensor and m.is_cpu and m.numel() <= SMALL_MATRIX for m in matrices):
-        cores = 1  # all cores work on one product after the other; or tensors are fake
+        cores = 1  # large products use all cores themselves; fake tensors use none
     jobs = [same[start::cores] for same in by_shape.values() for start in range(cores)]
     jobs = [job for job in jobs if job]
 

@@ -160,7 +160,7 @@ def alternatives_of(names: Collection[str]) -> set[str]:
 
 
 def inheritance_chain(name: str) -> list[tuple[str, Values]]:
-    """Return text and values, by full name, of a recipe, of the one it extends, and so on."""
+    """Return the text and the values, by full name, of a recipe and of each one it extends."""
     files, chain = [find(name)], []
     while True:
         file = files[-1]

@@ -110,14 +110,14 @@ def train(
 ) -> Result:
     """Train a model on images, or fine-tune `start`, any model reference; the bundle is `out`.
 
-    >>> result = train("pictures", "runs/first", minutes=10)
+    >>> result = train("images", "runs/first", minutes=10)
     >>> result.outcomes["val"].accuracy
-    >>> train("pictures", "runs/second", start="builtin:vit-photos", epochs=4)
-    >>> train("pictures", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
+    >>> train("images", "runs/second", start="builtin:vit-photos", epochs=4)
+    >>> train("images", "runs/third", model={"name": "ViT-Ti/16"}, optim={"kind": "adamw"})
 
     `data` is a reference, an opened dataset to train on, or several by split: train, val, test.
     `changes` override `settings` or those of `recipe`; what is not given is chosen from the data.
-    `resume` continues a run that was stopped; `changes` may then not make it another run.
+    `resume` continues a run that was stopped; `changes` must then not alter what it computes.
     `callback` receives the run's events.
     """
     if not isinstance(start, str | PathLike):
@@ -657,7 +657,7 @@ class Trainer:
         with self.timed("saving"):
             checkpoint.save_state(self.folder, state.objective, state.optimizers, average, extra)
             if state.step:
-                self.write_bundle({})  # usable while the run goes on
+                self.write_bundle({})  # usable while the run continues
         if distributed.is_main():
             self.remove_earlier_best(keep=int(self.best.get("step", 0)))
         self.saved = time.monotonic()
