@@ -1,4 +1,4 @@
-"""Images that are rows: arrays in .npz and .npy files, MNIST and CIFAR as published, Hugging Face
+"""Images stored as rows: arrays in .npz and .npy files, MNIST and CIFAR as published, Hugging Face
 datasets.
 
 digits.npz: x_train (N, H, W) or (N, H, W, C) uint8, y_train (N,), x_test, y_test, class_names
@@ -134,7 +134,7 @@ class LabeledArray(NamedTuple):
 
 
 class RowStore(ImageStore):
-    """Images that are rows of several arrays or tables."""
+    """Images stored as rows of several arrays or tables."""
 
     def __init__(self, parts: Sequence[Any], lengths: Iterable[int]) -> None:
         self.parts = tuple(parts)
@@ -387,7 +387,8 @@ CIFAR = (
 
 
 def find_published(folder: Path) -> Callable[[], DatasetIndex] | None:
-    """Return what indexes MNIST or CIFAR in a folder, or where torchvision writes them in it."""
+    """Return the function that indexes MNIST or CIFAR in a folder or torchvision's subfolder of
+    it."""
     for path in (folder, folder / "raw", folder / "MNIST" / "raw"):
         if path.is_dir() and any(IDX_FILE.fullmatch(file.name) for file in path.iterdir()):
             return partial(index_idx, path)
@@ -507,7 +508,7 @@ PICKLED_NAMES = {  # all that CIFAR's pickles refer to
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
-    ("_codecs", "encode"),  # Python 3 writes bytes so into old protocols
+    ("_codecs", "encode"),  # how Python 3 pickles bytes with old protocols
 }
 
 
@@ -554,7 +555,7 @@ def as_text(value: Any) -> str:
 
 
 class TableStore(RowStore):
-    """Images that are cells of memory-mapped Arrow tables, or files below one of `roots`."""
+    """Images stored in memory-mapped Arrow tables, or in files that these name below `roots`."""
 
     def __init__(
         self, tables: Sequence[Any], column: str, names: PackedStrings, roots: Sequence[str]

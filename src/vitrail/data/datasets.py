@@ -76,7 +76,7 @@ class Dataset(Protocol):
 class ImageStore:
     """Where the images of a dataset are read from."""
 
-    in_memory = False  # whether images are pixels in memory, so that worker processes do not pay
+    in_memory = False  # whether images are pixels in memory, where worker processes do not pay off
 
     def read(self, row: int) -> bytes | np.ndarray:
         raise NotImplementedError
@@ -516,8 +516,9 @@ def load_index(
 def index_directory(folder: Path, split: str | None) -> DatasetIndex | None:
     """Index a folder by what it contains; None for tar shards.
 
-    Images win over tars and tables beside them, lists and published files over images. Class
-    folders come first in this code, since only there a scan takes long: it is done once.
+    Images take precedence over tars and tables in the same folder; lists and published files take
+    precedence over images. Class folders come first in this code, so that the slow scan is done
+    once.
     """
     from vitrail.data import arrays, folders
 

@@ -67,7 +67,7 @@ class Header(NamedTuple):
     """Header of an image file. The size is as stored, before rotation."""
 
     format: str
-    data: bytes  # the file without what defines no pixels
+    data: bytes  # the file, reduced to what defines pixels
     size: tuple[int, int] | None = None  # height and width; None if only the decoder knows
     orientation: int = 1  # EXIF: 1 is upright
     components: int | None = None  # JPEG: 1 gray, 3 color, 4 CMYK

@@ -19,7 +19,7 @@ from vitrail.extras import require
 
 MAX_OPEN_FILES = 256  # systems commonly allow 1024
 MAX_IMAGE_BYTES = 2**30  # a larger image file is a mistake or an attack
-ALLOW_OUTSIDE = ContextVar("ALLOW_OUTSIDE", default=False)  # may datasets name files anywhere?
+ALLOW_OUTSIDE = ContextVar("ALLOW_OUTSIDE", default=False)  # may lists refer to files anywhere?
 
 
 class FileReader:

@@ -469,7 +469,7 @@ def parse_pax(text: str) -> dict[str, str]:
 
 
 def load_cached_index(path: Path, stamp: list[int]) -> TarIndex | None:
-    """Load a cached index of this very file; None if there is none, or an impossible one.
+    """Load the cached index of this file; None if it is missing or invalid.
 
     It is untrusted: it may have been distributed with the tar.
     """
