@@ -1,4 +1,4 @@
-"""A model to files that run without vitrail.
+"""Export a model to files that run without vitrail.
 
 api.py             `export_model`: check the options, write the file, verify it
 onnx.py            ONNX: the traced forward pass, translated operation by operation; int8;

@@ -56,7 +56,7 @@ WORKER = (
     *(f"export/browser/{name}.js" for name in ("engine", "preprocess", "attention", "ridge")),
     "export/browser/worker.js",
 )
-# What the page of the server says about the server.
+# Texts about the server, which an exported page replaces.
 REPLACED = {
     "Images are sent to this server only and are not stored.": "Images stay on this device: this "
     "page works without a network and sends nothing.",

@@ -155,7 +155,7 @@ def parse_models(arguments: tuple[str, ...]) -> dict[str, str]:
         if name in references:
             raise ConfigError(
                 f"two models are called {name!r}: {references[name]} and {reference}; "
-                f"give one another name, such as other={reference}"
+                f"rename one of them, such as other={reference}"
             )
         references[name] = reference
     return references

@@ -1,4 +1,4 @@
-"""The served models: what they are, their explanations, classes taught by clients, and examples.
+"""The served models: descriptions, explanations, classes taught by clients, and example images.
 
 Explanations hold one image and one layer in memory at a time. The model is never changed: it is in
 eval mode, and gradients are taken of attention and tokens, never of weights. So other threads may
@@ -421,7 +421,7 @@ def examples_from(config: ServerConfig, reference: str) -> str:
 def find_examples(metadata: Metadata, data: str) -> list[Example]:
     """Return examples of `data`, or of the model's own data if that is on this machine.
 
-    Unless configured, nothing is downloaded and nothing is an error.
+    Unless a dataset is configured, nothing is downloaded and errors are ignored.
     """
     recorded = metadata.provenance.get("data")
     reference = data or (recorded if isinstance(recorded, str) else "")

@@ -42,8 +42,8 @@ def serve(
     with bind(config) as listener:  # first, because it fails fastest
         state = AppState(config)
         try:
-            # In a thread that ends: OpenMP keeps a pool for every thread that has computed, and
-            # with more of them than cores the batch thread's pool would be swapped out.
+            # In a temporary thread: OpenMP keeps a thread pool for every thread that has computed,
+            # and with too many of them the batch thread's pool would be preempted.
             with ThreadPoolExecutor(1) as executor:
                 for name, reference in models.items():
                     arguments = (state, name, reference, predictor, log)

@@ -1,4 +1,4 @@
-// In place of serving/assets/api.js: what the page requests from a server is answered by the worker.
+// Replaces serving/assets/api.js: the worker answers the requests of the page.
 
 const MAX_SIZE = Infinity, TEACH_SIZE = Infinity; // pixels: images are not sent anywhere
 const FORMATS = "JPEG, PNG, WebP, GIF, BMP or AVIF";

@@ -2,10 +2,10 @@
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const JEWELS = [[176, 24, 60], [28, 78, 168], [12, 120, 84], [222, 150, 24], [108, 52, 160]];
-const LEAD = "24 20 18"; // the color of what holds the panes
-const NIGHT = "10 8 22"; // of a pane that no light falls through
-const GOLD = "255 200 84"; // of one that much falls through
-const SETTLING = 130; // milliseconds in which what is missing shrinks to a third
+const LEAD = "24 20 18"; // color of the lead between the panes
+const NIGHT = "10 8 22"; // color of a dark pane
+const GOLD = "255 200 84"; // color of a bright pane
+const SETTLING = 130; // time constant of the animation in milliseconds
 
 class Glass {
   // Every pane has a tint (opacity of its own color), a dark and a gold value; every change sets new
@@ -29,7 +29,7 @@ class Glass {
   }
 
   aim({ tint, dark, gold, lead = 0, delay, shimmer = false }) {
-    // What is left out becomes clear. Delays are milliseconds from now, one for each pane.
+    // Targets that are omitted become clear. Delays are milliseconds from now, one for each pane.
     const clear = new Float32Array(this.count);
     this.target = { tint: tint ?? clear, dark: dark ?? clear, gold: gold ?? clear, lead: [lead] };
     this.since = performance.now();
@@ -50,7 +50,7 @@ class Glass {
   }
 
   move(time) {
-    // One step towards the aim; whether there are more to take.
+    // Step towards the targets; return whether any pane is still moving.
     const left = still.matches ? 0 : Math.exp((this.before - time) / SETTLING);
     this.before = time;
     let moving = false;
