@@ -68,7 +68,7 @@ def test_missing_extra_has_its_pip_command(extra):
     ("machine", "what", "remedy"),
     [
         (with_processor(threads=16), "16 threads", "OMP_NUM_THREADS=4"),
-        (with_processor(quota=1.5), "may use 2 of the cores", "OMP_NUM_THREADS=2"),
+        (with_processor(quota=1.5), "may use only 2 cores", "OMP_NUM_THREADS=2"),
         (with_processor(threads=1), "one thread", "unset OMP_NUM_THREADS"),
         (with_processor(load=11.5), "load average 11.5", "wait for other processes"),
         (with_disk(free=GIB // 2), "512 MiB free for /data/runs", "pass --out"),

@@ -108,7 +108,7 @@ class Compare(DataOptions):
         if self.max_drop is not None and result.difference.low < -self.max_drop:
             raise UnmetError(
                 f"B may be {percent(-result.difference.low)} less accurate (95 % CI), more than "
-                f"--max-drop {percent(self.max_drop)}; use more images to narrow the interval, or A"
+                f"--max-drop {percent(self.max_drop)}; keep A, or narrow the CI with more images"
             )
 
 

@@ -175,8 +175,8 @@ class Evaluate(EngineOptions):
             )
         if result.accuracy == 1:
             raise ConfigError(
-                f"all {result.samples:,} images are classified correctly, which does not determine "
-                "a temperature; use images on which the model makes mistakes"
+                f"cannot fit a temperature: all {result.samples:,} images are classified "
+                "correctly; use images on which the model makes mistakes"
             )
         temperature = result.calibration.temperature
         calibrated = with_temperature(model, temperature)

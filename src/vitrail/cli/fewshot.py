@@ -55,14 +55,14 @@ class Fewshot(DataOptions):
     probes: tuple[Literal["ridge", "neighbors", "logistic"], ...] = ("ridge",)
     """Classifiers to fit."""
     l2: float = 1024.0
-    """L2 penalty of ridge. A second column shows the best penalty by leave-one-out."""
+    """L2 penalty of the ridge probe. A second column uses the best one by leave-one-out."""
     pixels: bool = False
     """Add a baseline that uses raw pixels as features."""
     image_size: int | None = None
     """Image size in pixels, if not the model's; position embeddings are interpolated."""
     preprocessing: Preset = None
     out: Path | None = None
-    """Write a bundle whose head is ridge with the best penalty, for the largest number of shots."""
+    """Write a bundle with a ridge probe as its head: largest number of shots, best penalty."""
     overwrite: Overwrite = False
     cache: bool = True
     """Cache the features on disk."""

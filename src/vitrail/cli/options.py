@@ -113,8 +113,8 @@ def default_model(option: str = "", *, log: Callable[[str], None] = log_stderr) 
     """Return the built-in model, and log that it is used; `option` selects another."""
     if os.environ.get("RANK", "0") == "0":
         text = (
-            f"starting from {builtin.DEFAULT}, which comes with vitrail; a larger model takes a "
-            "download and more time, and is usually more accurate: "
+            f"starting from {builtin.DEFAULT}, which comes with vitrail; a larger model needs a "
+            "download and more time, but is usually more accurate: "
         )
         for line in paragraph(text + f"{option} {builtin.LARGER}".strip()):
             log(line)

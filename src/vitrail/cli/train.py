@@ -82,7 +82,8 @@ class Train(DataOptions):
             return 0
         if self.search and self.resume:
             raise ConfigError(
-                "--search cannot be resumed; omit --search to resume its final run, or --resume"
+                "--search cannot be resumed; omit --search to resume its final run, or omit "
+                "--resume to start over"
             )
         if self.resume:  # options may change how a run continues, but not what it computes
             if self.out is None:
@@ -260,9 +261,9 @@ def transfer_report(scratch: "Result") -> Iterator[str]:
     yield from table(rows, "lrr", ["", "training images", "test accuracy"])
     yield ""
     yield from paragraph(
-        f"The built-in model, {builtin.DEFAULT}, was trained on other photographs and has not "
-        f"changed: a closed form fits a classifier to its features. Mean of {DEMO_DRAWS} draws ± "
-        f"half of its 95 % CI, {duration(time.monotonic() - started)} for all of them.",
+        f"The built-in model, {builtin.DEFAULT}, was trained on other photographs and stays "
+        f"frozen: a classifier is fitted to its features in closed form. Mean of {DEMO_DRAWS} "
+        f"draws ± half-width of its 95 % CI; {duration(time.monotonic() - started)} in total.",
         0,
     )
 

@@ -23,7 +23,8 @@ class Vtab(DataOptions):
 
     model: ModelReference
     tasks: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="TASKS")]
-    """A .toml file with a [[task]] per dataset: data; optionally name, group, train, test, vary."""
+    """A .toml file with a [[task]] table per dataset; keys: data and optionally name, group, train,
+    test, vary."""
     out: Path | None = None
     """Folder of results and runs (default: runs/vtab-MODEL-METHOD). Finished tasks are reused."""
     method: Literal["finetune", "linear", "probe"] = "finetune"

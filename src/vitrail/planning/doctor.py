@@ -225,12 +225,12 @@ def find_problems(machine: Machine) -> list[Problem]:
     if quota is not None:
         cores = max(1, min(cores, ceil(quota)))
     if threads is not None and threads > cores:
-        what = f"torch uses {threads} threads, and this process may use {cores} of the cores"
+        what = f"torch uses {threads} threads, but this process may use only {cores} cores"
         problems.append(
             (f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False)
         )
     if threads == 1 < cores:
-        text = f"torch uses one thread, and this process may use {cores} cores"
+        text = f"torch uses one thread, but this process may use {cores} cores"
         problems.append((text, "unset OMP_NUM_THREADS", False))
     if load is not None and load > processor["cores"] + BUSY_CORES:
         what = f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and"

@@ -2,9 +2,9 @@
 
 The convention is that of table 6 of the paper: matrix products and convolutions only, two FLOPs for
 a multiply-add, and a backward pass costs two forward passes, because each product has two factors
-whose gradients are products again. All tokens are counted in every layer, although vitrail computes
-in the last one only those that are read, and so are all keys and values: the counter adds hooks
-(`is_plain_linear` in `models/attention.py`).
+whose gradients are products again. All tokens are counted in every layer, although the last one
+computes only those that the head reads. All keys and values are counted too, because the hooks of
+the counter disable the shortcut without them (`is_plain_linear` in `models/attention.py`).
 """
 
 from functools import cache
