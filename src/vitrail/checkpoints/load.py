@@ -281,7 +281,7 @@ def read_foreign(checkpoint: Checkpoint, format: str | None) -> tuple[Model, str
                 return read(normalized.tensors, table.rules(config), config), name, normalized
     if OUR_TENSORS & tensors.keys():
         raise CheckpointError(
-            "these are the tensors of a model of vitrail, without its configuration; create the "
+            "this is a bare state dict of a vitrail model, without its configuration; create the "
             "model with vitrail.create and call its load_state_dict, or write it with vitrail.save"
         )
     expected = format or "Google, timm, Hugging Face, torchvision, DeiT, DINO or BiT"

@@ -141,8 +141,8 @@ def calibrate(
     >>> model, conformal, result = calibrate("runs/first", "photos", error_rate=0.05)
     >>> vitrail.save(model, "runs/calibrated")
 
-    `per_class` holds the error rate for each class instead of on average. `options` are those of
-    `evaluate`. `DataError` if there are too few images for the error rate.
+    `per_class` guarantees the error rate for each class instead of on average. `options` are those
+    of `evaluate`. `DataError` if there are too few images for the error rate.
     """
     if not 0 < error_rate < 1:
         raise ConfigError(f"error_rate={error_rate} must be between 0 and 1, such as 0.05")

@@ -48,8 +48,8 @@ def score_samples(logits: Tensor, labels: Tensor, loss: LossKind) -> SampleScore
     """Score logits (B, K) against labels (B,), or 0/1 labels (B, K), on the logits' device.
 
     Ties go to the class that comes first, so that constant logits score at chance. An image without
-    any label is wrong, and so is one with NaN logits: it is assigned to the first wrong class with
-    NaN confidence, which keeps it in the confusion matrix and off its diagonal.
+    any label counts as wrong, and so does one with NaN logits: it is assigned to the first wrong
+    class with NaN confidence, which keeps it in the confusion matrix and off its diagonal.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     multi_label, classes = labels.ndim == 2, logits.shape[1]

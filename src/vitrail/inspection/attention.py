@@ -47,7 +47,7 @@ class AttentionStats(NamedTuple):
 
 
 def require_attention(model: nn.Module, what: str) -> VisionTransformer:
-    """Return the model if it is a Vision Transformer; an error names `what` was asked for."""
+    """Return the model if it is a Vision Transformer; else raise an error about `what` it lacks."""
     if isinstance(model, VisionTransformer):
         return model
     config: Any = model.config

@@ -39,7 +39,7 @@ class Axis(NamedTuple):
         return lines.unflatten(0, (-1, self.grid[1])).transpose(1, 2).flatten(1, 2)
 
     def bias(self, like: Tensor) -> Tensor:
-        """Return attention logits (N, N) that leave only pairs in one row or column."""
+        """Return an additive mask (N, N) that excludes pairs of different rows, or columns."""
         height, width = self.grid
         index = torch.arange(height * width, device=like.device)
         line = index % width if self.columns else index // width

@@ -1,4 +1,4 @@
-"""The paper's few-shot protocol (section 4.1, big_vision's evaluator), as a function and on images.
+"""The paper's few-shot protocol (section 4.1, big_vision's evaluator), on arrays and on datasets.
 
 `fewshot` takes features and labels. `try_shots` repeats it for numbers of shots, seeds and probes:
 for each seed a few images of every class are drawn, a probe is fitted to their features, and

@@ -46,7 +46,7 @@ class LabelCheck:
     outliers: list[dict[str, Any]]  # name, split, index, label, distance
     accuracy: float  # of the probe on left-out images: how far the suggestions can be trusted
     images: int
-    features: str  # what the probe saw
+    features: str  # features that the probe was fitted to
 
 
 def check_labels(

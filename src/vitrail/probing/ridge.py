@@ -135,7 +135,7 @@ class RidgeSystem:
             leverage = vectors[rows].square() @ (values[:, None] * shrink)
         constant = BIAS**2 * float(self.counts.sum())
         leverage += BIAS**2 / (constant + l2)
-        least = l2 / (values.sum() + constant + l2)  # what rounding must not pass
+        least = l2 / (values.sum() + constant + l2)  # lower bound, which rounding could violate
         return (1 - leverage).clamp_min(least)
 
 

@@ -46,7 +46,7 @@ MEMORY_FILE = "probe.safetensors"
 TENSORS = ("counts", "sums", "rows", "owners")
 MAX_BYTES = 2**28  # as large as a model: a thousand classes of 87 images, at 768 features
 PER_CLASS = 200  # images of each known class that the memory is built from
-ORIGIN = (*PROVENANCE_KEYS, "from", "source", "format")  # of the old provenance, what stays true
+ORIGIN = (*PROVENANCE_KEYS, "from", "source", "format")  # provenance keys that stay valid
 NOT_REMEMBERED = (
     "too many classes to store their statistics; to teach more, pass --using with their images, "
     "and another --out"
