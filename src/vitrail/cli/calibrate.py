@@ -38,7 +38,7 @@ class Calibrate(DataOptions):
     """Target error rate: fraction of prediction sets that miss the true class, and of accepted
     predictions that are wrong."""
     method: Literal["lac", "aps", "raps"] = "lac"
-    """Score of a class: lac gives the smallest sets, aps and raps larger ones for hard images."""
+    """Conformal score: lac gives the smallest sets, aps and raps larger ones for hard images."""
     per_class: bool = False
     """Class-conditional coverage instead of marginal; needs more images."""
     out: Path | None = None

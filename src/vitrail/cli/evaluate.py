@@ -63,7 +63,7 @@ class Evaluate(EngineOptions):
     corruption_images: int = 500
     """Images for --corruptions, evenly spaced; each is evaluated 76 times."""
     flip: bool = False
-    """Average the probabilities of each image and its mirror image."""
+    """Test-time augmentation: average the probabilities of each image and its mirror image."""
     crops: Literal[1, 5] = 1
     """Number of crops: 5 averages the probabilities of the corner and center crops."""
     restrict: bool = False

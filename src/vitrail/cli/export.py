@@ -37,8 +37,8 @@ class Export(DataOptions):
     out: Path
     """File to write: model.onnx, model.pt2 or model.html."""
     to: Target = "onnx"
-    """ONNX, a torch.export program, that program compiled with AOTInductor, or a page that runs
-    the model in a browser, offline."""
+    """Format: ONNX, a torch.export program, the same compiled with AOTInductor, or a web page that
+    runs the model offline."""
     int8: bool = False
     """Quantize weights to 8 bits: smaller and faster; the accuracy is measured."""
     data: Int8Data = None

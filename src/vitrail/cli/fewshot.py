@@ -198,8 +198,8 @@ class Teach(DataOptions):
     out: Path | None = None
     """Bundle to write. Without it, a bundle that stores its training statistics is updated."""
     using: str | None = None
-    """Dataset with images of the model's existing classes, if it stores no statistics of them, or
-    probe.safetensors of an exported page."""
+    """Dataset with images of the existing classes, for a model that stores no statistics of them;
+    or probe.safetensors of an exported page."""
     only: bool = False
     """Drop the model's existing classes."""
     preprocessing: Preset = None

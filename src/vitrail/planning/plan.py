@@ -164,7 +164,7 @@ def trace_step(
 def record_step(
     config: Config, settings: Settings, images: int, accumulate: int, precision: torch.dtype
 ) -> tuple[AllocationRecorder, list[tuple[int, int]], int]:
-    """Record a step of `accumulate` micro-batches; more than two are like two.
+    """Record a step of `accumulate` micro-batches; more than two behave like two.
 
     Returns the recorder, its events until the end of the step, and the index of the first event of
     the step.

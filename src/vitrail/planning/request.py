@@ -61,7 +61,7 @@ class PlanRequest:
     lora: int | None = None
     """LoRA rank, as `--lora` of `vitrail finetune`."""
     average: float = 0.0
-    """Decay of an exponential moving average (EMA) of the weights; 0: no EMA."""
+    """Decay of an exponential moving average (EMA) of the weights; 0 disables it."""
     checkpointing: bool = False
     """Activation checkpointing: recompute activations instead of keeping them."""
     micro_batch: int | None = None

@@ -282,8 +282,8 @@ class Settings:
     image_sizes: tuple[tuple[float, int], ...] = ()
     """Progressive resizing: pairs of (fraction of the run, pixels), such as 0 32 0.5 64."""
     average: float = 0.0
-    """Decay of an exponential moving average (EMA) of the weights, used as the final model; 0: no
-    EMA."""
+    """Decay of an exponential moving average (EMA) of the weights, used as the final model; 0
+    disables it."""
     repeats: int = 1
     """Repeated augmentation: number of consecutive augmented copies of each image."""
     balance: float | None = None
