@@ -1,7 +1,7 @@
 """Compare two models on the same images: paired difference, McNemar's test, flipped images.
 
-Both models see the same images, so most of the sampling error cancels: only images that one of them
-classifies correctly and the other does not carry information on which is better.
+Both models see the same images, so most of the sampling error cancels: only images that exactly one
+of them classifies correctly show which model is better.
 
 Shapes: N images.
 """

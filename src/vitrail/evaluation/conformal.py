@@ -11,7 +11,7 @@ scores of the true classes of n calibration images:
 The scores are not randomized, so that an image always gets the same set. The abstention threshold
 is found by fixed-sequence testing (Angelopoulos et al. 2021, arXiv:2110.01052) with exact binomial
 p-values. Both assume that new images are exchangeable with the calibration images: drawn from the
-same distribution, and not used for training. `Conformal.drift` compares the confidences.
+same distribution, and not used for training. `Conformal.drift` detects a shift of the confidences.
 
 Shapes: N images, K classes.
 """
@@ -76,9 +76,10 @@ class Conformal:
         return probabilities.max(axis=1) >= thresholds[probabilities.argmax(axis=1)]
 
     def drift(self, confidence: Sequence[float] | np.ndarray) -> str:
-        """Return a warning if confidences (N,) are distributed unlike those of the calibration.
+        """Return a warning if the distribution of confidences (N,) differs from the calibration
+        images.
 
-        Chi-squared test of two samples, at a level of 0.1 %, and a distance that matters.
+        Two-sample chi-squared test at the 0.1 % level, and a minimum total variation distance.
         """
         shares = np.array(self.shares)
         if len(confidence) < MIN_DRIFT_IMAGES or len(shares) < 2:

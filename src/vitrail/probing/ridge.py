@@ -109,7 +109,8 @@ class RidgeSystem:
         return values.clamp_min(0), vectors, vectors.T @ self.right
 
     def solve(self, l2: float, *, of_many: bool = False) -> RidgeProbe:
-        """Return the probe for one l2; of many, each is a division after one decomposition."""
+        """Return the probe for one l2; `of_many` solves by an eigendecomposition that all l2
+        share."""
         solution = None
         if not of_many:
             shifted = self.matrix.clone()

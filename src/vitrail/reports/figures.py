@@ -73,7 +73,7 @@ MAX_DRAWN = 100  # classes up to which it is drawn in full
 MAX_NAME = 14  # letters
 SHADES = 8  # of cells without numbers
 MAX_TOOLTIPS = 200  # of cells without numbers
-MIN_BIN_COUNT = 10  # predictions below which a bin of the reliability diagram is pale
+MIN_BIN_COUNT = 10  # bins of the reliability diagram with fewer predictions are pale
 
 SERIES_COLORS = 5  # s0 to s4
 MAX_POINTS = 240  # of a line; more are averaged
