@@ -102,7 +102,7 @@ TANH_GELU = (
     "vit_large_patch16_siglip_512",
     "vit_large_patch16_siglip_gap_512",
 )
-# Architectures that fix what no argument can change.
+# Architectures with settings that no argument can change.
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -147,7 +147,7 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     kept, tensors = replace(checkpoint, tensors=tensors).without(SKIPPED), {}
     for name, tensor in kept.tensors.items():
         current = substitute(name, VARIANT_NAMES)
-        # A second tensor of the same name keeps its own, and `read` reports it as unexpected.
+        # If two tensors get the same name, the second keeps its old one: `read` reports it.
         tensors[name if current in tensors else current] = tensor
     normalized = replace(kept, tensors=tensors)
     ours = any(key.startswith(OURS) for key in checkpoint.settings)

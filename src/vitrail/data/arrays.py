@@ -57,7 +57,7 @@ from vitrail.extras import require
 
 MAX_EXPANSION = 20  # uncompressed size as a multiple of the file's size; more is an attack
 MAX_ARRAYS = 50_000  # of a file; reading each header takes a tenth of a millisecond
-MAX_CLASSES = 1_000_000  # that are numbered without names
+MAX_CLASSES = 1_000_000  # limit of classes without names
 # raised by zipfile, zlib and NumPy on malformed files
 READ_ERRORS = (OSError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError)
 READ_ERRORS += (AttributeError, BufferError, RuntimeError, SyntaxError, tokenize.TokenError)
@@ -405,7 +405,7 @@ def find_published(folder: Path) -> Callable[[], DatasetIndex] | None:
 def index_idx(folder: Path) -> DatasetIndex:
     """Index MNIST, or a dataset in its format."""
     files = {}
-    for file in sorted(folder.iterdir(), reverse=True):  # the unpacked file over the packed one
+    for file in sorted(folder.iterdir(), reverse=True):  # prefers the unpacked file
         if match := IDX_FILE.fullmatch(file.name):
             files[match[1], match[2]] = file
     parts = []

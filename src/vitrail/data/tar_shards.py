@@ -70,7 +70,7 @@ from vitrail.data.storage import (
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import MIB
 
-MAX_CLASSES = 1_000_000  # numbered without names; a larger number is an id, not a class
+MAX_CLASSES = 1_000_000  # without names; a larger label is an id, not a class
 SPARSE_CLASSES = 100_000  # the same if fewer than a tenth of the classes have an image
 MAX_SHARDS = 1_000_000  # that one pattern may match
 MAX_TEXT_BYTES = 2**28  # of a text in a tar; a list of a million images has 2**26

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 JOIN_SECONDS = 10.0  # to wait for the batch thread on shutdown
 SMOOTHING = 0.2  # weight of the last batch in the throughput
-STALL_SECONDS = 0.05  # without a newly decoded image, after which a batch runs without the rest
+STALL_SECONDS = 0.05  # a batch waits this long for the next decoded image
 DEFAULT_BATCH_SIZE = 8
 CANDIDATE_SIZES = (1, 2, 4, 8, 16, 32)
 NEAR_BEST = 0.99  # of the best throughput: the smallest such batch size is chosen

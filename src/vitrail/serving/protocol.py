@@ -27,7 +27,8 @@ LAME_DUCK_SECONDS = 0.3  # in which new requests get 503 before the socket close
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Closed if a head is too slow or too long, or a response is not read."""
+    """One connection; closed if the request head is too slow or too long, or the response is not
+    read."""
 
     head_timer: asyncio.TimerHandle | None = None
     abort_timer: asyncio.TimerHandle | None = None

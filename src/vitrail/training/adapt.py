@@ -80,7 +80,7 @@ EVALUATION_FRACTION = 1 / 2  # of the time; a longer final evaluation extends th
 NO_TIME, TOO_SHORT = "no time left", "only one step fit into the time budget"
 PAPER = "paper-finetune-vtab"
 PROTOCOL = ("method", "steps", "batch_size", "image_size", "examples")
-# The candidate of each method of VTAB-1k, its setting, and a grid; learning rates are an option.
+# Methods of VTAB-1k: candidate, setting and grid. The grid of learning rates is an option.
 METHODS: dict[str, tuple[str, str, Sequence[float]]] = {
     "finetune": (FULL, "rate", ()),
     "linear": (LINEAR, "decay", (1.0, 0.1, 1e-2, 1e-3)),  # the strongest first: it wins a tie
@@ -120,7 +120,7 @@ class Candidate:
 class Search:
     """The candidates of one task; `settings` are those of `config`, completed."""
 
-    failures: tuple[type[VitrailError], ...] = (ConfigError, TrainingError)  # of a trial only
+    failures: tuple[type[VitrailError], ...] = (ConfigError, TrainingError)  # end one trial only
 
     def __init__(
         self,

@@ -143,8 +143,8 @@ class AutoConfig:
     ) -> None:
         """`start` is the model to fine-tune, if there is one.
 
-        `new_head`: the classes differ from those of `start`; `plan`: how much of it, with
-        parameters named `weights`, can be fine-tuned in the time.
+        `new_head`: the classes differ from those of `start`. `plan`: how much of `start`, whose
+        parameters are named `weights`, can be fine-tuned within the time budget.
         """
         self.settings, self.stats, self.gpu = settings, stats, gpu
         self.start = start
@@ -154,7 +154,7 @@ class AutoConfig:
             network = build(configuration(name).change(**settings.model.changes()))  # on meta
             self.large = sum(p.numel() for p in network.parameters()) > LARGE_MODEL
         self.probe_images: int | None = None  # training images for the initial head; None for all
-        self.test_images: int | None = None  # to evaluate finally, in addition to dev; None for all
+        self.test_images: int | None = None  # final evaluation, without dev; None for all
         self.augmentation, self.mixing = Augmentation(), Mixing()
         self.precision = torch.float32
         self.shards = 1  # of a batch, for CPU data parallelism

@@ -226,11 +226,11 @@ MIN_EPOCHS = 0.4  # of all weights, at the smallest size; below, the last blocks
 MIN_SIZE = 4 / 7  # of the checkpoint's image size: 128 of 224 pixels
 LAST_BLOCKS = 1 / 3  # of the depth
 BACKWARD = 2.0  # cost of a backward pass in forward passes
-TIMED_FORWARD = 16  # per timed forward pass
+TIMED_FORWARD = 16  # images per timed forward pass
 FINETUNE_END = 4.0  # seconds, for the first steps, saving and the report
 TIMED_FEATURES = 32  # images from which the cost of features is measured
-# Of the time that evaluation leaves, at most, for the features of the probe: little where all
-# weights are trained from there, much where the probe may well be the result.
+# Maximum fraction of the time left by evaluation for computing features of the probe: small if all
+# weights are trained after it, large if the probe may well be the result.
 PROBE_FRACTION, PROBE_FRACTION_LAST = 0.2, 0.5
 MIN_PROBE_IMAGES = 500  # fewer make a poor head, whatever they cost
 TEST_FRACTION, MIN_TEST_IMAGES = 0.2, 500  # of the time, for evaluating test images at the end
