@@ -27,7 +27,7 @@ async function decompress(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Memory and head of taught classes, as probe.safetensors of a bundle and two tensors more.
+// Memory and head of taught classes: a bundle's probe.safetensors with two more tensors.
 const TYPES = { F32: Float32Array, F64: Float64Array, I64: BigInt64Array };
 
 function readProbe(bytes) {

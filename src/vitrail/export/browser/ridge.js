@@ -27,7 +27,7 @@ function addClass(memory, name, features) {
 
 function fitHead(memory) {
   // The memory with the chosen l2 and temperature, the head (weight by class, bias) and the
-  // leave-one-out accuracy, which is null if not all images are remembered singly.
+  // leave-one-out accuracy, which is null if not all images are remembered individually.
   let { l2, temperature } = memory, accuracy = null;
   const total = sumOf(memory.counts), whole = memory.rows.length === total;
   const system = whole ? systemOfRows(memory) : systemOfSums(memory);

@@ -1,4 +1,4 @@
-// The model in a thread of its own. The page calls the functions of `commands` by name.
+// Runs the model in a worker thread. The page calls the functions of `commands` by name.
 
 const state = { engine: null, about: null, memory: null, head: null, attention: new Map() };
 const MAX_MAPS = 50; // images whose attention is kept

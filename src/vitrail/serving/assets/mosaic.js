@@ -19,7 +19,7 @@ class Glass {
   }
 
   lay(rows, columns, colors, lag = 0) {
-    // New panes, all of them clear; what they stand for lies a part of a pane above and to the left.
+    // New, clear panes; the receptive fields of their patches are `lag` panes up and to the left.
     const count = rows * columns;
     Object.assign(this, { rows, columns, colors, count, lag, shimmer: false });
     this.current = { tint: new Float32Array(count), dark: new Float32Array(count),
@@ -140,7 +140,7 @@ class Glass {
 function shading(values, shade) {
   // Targets that clear the panes where values are large.
   const least = Math.min(...values), span = Math.max(...values) - least || 1;
-  const root = Float32Array.from(values, (v) => Math.sqrt((v - least) / span)); // the little, too
+  const root = Float32Array.from(values, (v) => Math.sqrt((v - least) / span)); // makes small values visible
   return { dark: root.map((v) => shade * (1 - v)), gold: root.map((v) => 0.16 * shade * v * v) };
 }
 

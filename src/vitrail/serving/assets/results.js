@@ -136,7 +136,7 @@ function labeled({ truth, answer }) {
 
 function showGuesses(upload) {
   const { guesses, labels } = upload.answer;
-  if (upload.rows !== upload.answer) { // new ones grow from nothing
+  if (upload.rows !== upload.answer) { // new bars grow from zero
     upload.rows = upload.answer;
     upload.list = guesses.map(({ label, probability }) => {
       const bar = make("i"), percentage = make("span", { className: "amount" }, percent(probability));
