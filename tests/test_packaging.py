@@ -96,7 +96,7 @@ def test_license_files_cover_the_built_in_data():
     assert data == set(BUILTIN.values())
     for name in data:
         assert f"{name}:" in described
-    for word in ("https://", "Licensed under", "What was changed"):
+    for word in ("https://", "Licensed under", "Changes:"):
         assert described.count(word) == len(data)
     licenses = [ROOT / name for name in PROJECT["license-files"]]
     assert set(licenses) == {ROOT / "LICENSE", folder / "ATTRIBUTION", folder / "LICENSE"}
