@@ -342,7 +342,7 @@ def test_taught_classes_are_in_the_downloaded_page_and_head(page, exported, brow
     other_weights = model_with_classes()
     other_weights.metadata = exported[0].metadata
     save(other_weights, tmp_path / "other")
-    with pytest.raises(CheckpointError, match="features of other weights"):
+    with pytest.raises(CheckpointError, match="made with other weights"):
         teach(tmp_path / "other", {}, tmp_path / "none", using=probe)
     export_model(result.folder, tmp_path / "again.html", to="html")
     for name, tolerance in (("taught", 0), ("again", 5e-3)):

@@ -52,7 +52,7 @@ def test_invalid_test_rows(case):
     x, y, x_test, y_test = rows(case)
     with pytest.raises(DataError, match="no test rows"):
         fewshot(x, y, x_test[:0], y_test[:0])
-    with pytest.raises(DataError, match="is not among"):
+    with pytest.raises(DataError, match="is out of range"):
         fewshot(x, y, x_test, y_test + 1)
     with pytest.raises(DataError, match="features; the probe"):
         fewshot(x, y, x_test[:, 1:], y_test)

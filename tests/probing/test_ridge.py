@@ -192,11 +192,11 @@ def test_constant_features_equal_rows_and_tiny_penalties(shape):
         ({"features": torch.full((60, 12), torch.nan)}, "row 0 are not finite"),
         ({"features": torch.ones(60)}, "shape"),
         ({"features": torch.ones(60, 12, dtype=torch.long)}, "expected floats"),
-        ({"labels": torch.arange(59) % 4}, "60 rows of features and labels of shape"),
+        ({"labels": torch.arange(59) % 4}, "expected one for each of 60 rows"),
         ({"labels": torch.full((60,), 2)}, "all 60 labels are 2"),
         ({"labels": torch.arange(60) % 4 - 1}, "label -1 is negative"),
         ({"labels": torch.rand(60)}, "expected integers"),
-        ({"classes": 3}, "label 3 is not among 3 classes"),
+        ({"classes": 3}, "label 3 is out of range for 3 classes"),
         ({"features": torch.ones(0, 12), "labels": torch.arange(0)}, "no rows"),
     ],
 )
@@ -220,7 +220,7 @@ def test_invalid_penalties_moments_or_width():
         ):
             with pytest.raises(ConfigError, match="l2="):
                 call(l2)
-    with pytest.raises(DataError, match="differ"):
+    with pytest.raises(DataError, match="do not match"):
         fit_moments(counts, torch.ones(2, 2), gram)
     with pytest.raises(DataError, match="not finite"):
         fit_moments(counts, sums, gram * torch.nan)

@@ -170,7 +170,7 @@ def test_memory_that_does_not_fit_is_refused(taught, folders):
     memory.write_bytes(old)
     torch.manual_seed(1)
     vitrail.save(vitrail.create("ViT-Mu/4", image_size=8, num_classes=2), taught)
-    with pytest.raises(CheckpointError, match="features of other weights"):
+    with pytest.raises(CheckpointError, match="made with other weights"):
         vitrail.teach(taught, blue)
 
 

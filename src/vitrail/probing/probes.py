@@ -74,12 +74,14 @@ def check_labels(labels: Array, rows: int, classes: int | None = None) -> Tensor
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise DataError(f"labels are {labels.dtype}; expected integers from 0")
     if tensor.ndim != 1 or len(tensor) != rows:
-        raise DataError(f"{rows} rows of features and labels of shape {tuple(tensor.shape)} differ")
+        raise DataError(
+            f"labels have shape {tuple(tensor.shape)}; expected one for each of {rows} rows"
+        )
     tensor = tensor.long()
     if rows and tensor.min() < 0:
         raise DataError(f"label {int(tensor.min())} is negative; labels count from 0")
     if rows and classes is not None and tensor.max() >= classes:
-        raise DataError(f"label {int(tensor.max())} is not among {classes} classes from 0")
+        raise DataError(f"label {int(tensor.max())} is out of range for {classes} classes, from 0")
     return tensor
 
 

@@ -258,10 +258,10 @@ def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = DEFAULT_
     if sums.shape != (len(counts), wide) or gram.shape != (wide, wide):
         raise DataError(
             f"{len(counts)} classes, sums of shape {tuple(sums.shape)} and a Gram matrix of shape "
-            f"{tuple(gram.shape)} differ; expected (C, D) and (D, D)"
+            f"{tuple(gram.shape)} do not match; expected (C, D) and (D, D)"
         )
     if not (sums.isfinite().all() and gram.isfinite().all()):
-        raise DataError("the sums are not finite; a row that was added is not")
+        raise DataError("the sums are not finite: an added row contains NaN or inf")
     if int((counts > 0).sum()) < 2:
         raise DataError("a probe needs examples of two classes; the counts have fewer")
     total = counts.sum()

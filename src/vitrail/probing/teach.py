@@ -157,8 +157,8 @@ def load_memory(folder: Path, model: Model) -> ProbeMemory | None:
     memory = read_memory(path, model)
     if missing := set(get_metadata(model).class_names) - set(memory.classes):
         raise CheckpointError(  # its writer was killed after the model, before the memory
-            f"{path} is older than the model beside it and lacks {min(missing)!r}; delete it, and "
-            "teach the classes again"
+            f"{path} is older than the model in its folder and lacks {min(missing)!r}; delete "
+            "it, and teach the classes again"
         )
     return memory
 
@@ -174,7 +174,7 @@ def read_memory(path: Path, model: Model) -> ProbeMemory:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if memory.backbone != features_digest(model):
         raise CheckpointError(
-            f"{path} holds features of other weights than those of the model; teach the classes "
+            f"{path} was made with other weights than those of the model; teach the classes "
             "again, without this file"
         )
     return memory
