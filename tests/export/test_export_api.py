@@ -78,7 +78,7 @@ def test_nothing_is_written_if_outputs_differ(model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("m.pt", {}, r"m.pt does not have the suffix for --to onnx; try .*m.onnx"),
+        ("m.pt", {}, r"m.pt has the wrong suffix for --to onnx; try .*m.onnx"),
         ("m.onnx", {"to": "torch"}, r"for --to torch; try .*m.pt2"),
         ("m.pt2", {"to": "torch", "int8": True}, "int8 works with --to onnx or html, not with"),
         ("m.pt2", {"to": "torch", "preprocessing": True}, "preprocessing works with --to onnx"),

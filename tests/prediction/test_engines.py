@@ -118,7 +118,7 @@ def test_files_run_in_onnxruntime_only_and_merging_needs_tokens():
     with pytest.raises(ConfigError, match="leave engine and merge out"):
         Predictor("model.onnx", engine="torch")
     model = vitrail.create("Mixer-S/32", num_classes=2, image_size=64, depth=1)
-    with pytest.raises(ConfigError, match="merge=4 merges the tokens of a Vision Transformer"):
+    with pytest.raises(ConfigError, match="merge=4 needs a Vision Transformer"):
         Predictor(model, merge=4)
 
 

@@ -82,7 +82,7 @@ def export_model(
         raise unknown("target", to, get_args(Target))
     if path.suffix != SUFFIXES[to]:
         raise ConfigError(
-            f"{path} does not have the suffix for --to {to}; try {path.with_suffix(SUFFIXES[to])}"
+            f"{path} has the wrong suffix for --to {to}; try {path.with_suffix(SUFFIXES[to])}"
         )
     for option, given, targets in (
         ("int8", int8, ("onnx", "html")),

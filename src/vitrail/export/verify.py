@@ -166,7 +166,8 @@ def measure_int8(
             source, notes = open_evaluation_split(name, None, metadata)
         except VitrailError as error:
             raise ConfigError(
-                f"int8 must be measured, and the training data cannot be opened: {error}; {hint}"
+                "the accuracy of int8 must be measured, but the training data cannot be opened: "
+                f"{error}; {hint}"
             ) from None
     else:
         raise ConfigError(f"int8 rounds weights, and its accuracy must be measured; {hint}")

@@ -40,8 +40,8 @@ class TorchEngine:
     ) -> None:
         if merge and not isinstance(model, VisionTransformer):
             raise ConfigError(
-                f"merge={merge} merges the tokens of a Vision Transformer; "
-                f"{name_of(model.config)} has none"
+                f"merge={merge} needs a Vision Transformer, and the model is a "
+                f"{name_of(model.config)}"
             )
         self.model = model.to(device)
         self.modules = tuple(model.modules())  # traversing the model on every call is slow
