@@ -382,7 +382,7 @@ def infer_image_size(
 ) -> tuple[int, int]:
     stated = settings.get("image_size")
     if stated is None:
-        hint = "a config.json next to the weights states other grids"
+        hint = "for another grid, put a config.json with image_size next to the weights"
         return square_image(patches, patch_size, hint)
     height, width = pair(normalize_size("image_size", stated))
     if (height // patch_size[0]) * (width // patch_size[1]) != patches:

@@ -445,7 +445,7 @@ def merge_adapter(model: Model, path: Path) -> Model:
         raise CheckpointError(f"{path} is not a LoRA adapter written by vitrail") from None
     different = CheckpointError(
         f"{path} adapts {name_of(config)} with other weights, not this {name_of(model.config)}; "
-        "merge it into the model it was trained from"
+        "merge it into the model it was trained on"
     )
     ours, theirs = (
         {key: value for key, value in to_dict(c).items() if key not in (*TASK, *REGULARIZATION)}

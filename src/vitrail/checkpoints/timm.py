@@ -254,7 +254,7 @@ def infer_image_size(
             rows, columns = max(1, rows), max(1, columns)
         if patches in (None, rows * columns):
             return rows * stride[0], columns * stride[1]
-    hint = "model_args.img_size in a config.json next to the weights states other grids"
+    hint = "for another grid, set model_args.img_size in a config.json next to the weights"
     return square_image(patches or 0, stride, hint)
 
 
