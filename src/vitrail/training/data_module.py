@@ -79,7 +79,7 @@ def reference_of(data: Any) -> tuple[str, dict[str, ImageDataset] | None]:
         if not isinstance(dataset, ImageDataset):
             raise ConfigError(
                 f"data is a {type(dataset).__name__}; expected a reference, such as a folder, or "
-                "datasets of vitrail.open_dataset, by split"
+                "a dict of datasets from vitrail.open_dataset, by split"
             )
     if "train" not in splits:
         raise DataError(f"the datasets have no train split; they have: {', '.join(splits)}")
@@ -406,7 +406,9 @@ def open_task(keys: dict[str, Any]) -> Task:
             )
         train, test = (datasets.open_dataset(data, split) for split in (train_split, test_split))
         if train.multi_label or test.multi_label:
-            raise DataError(f"the images of {data} have several labels each; one each is needed")
+            raise DataError(
+                f"tasks need single-label data; the images of {data} have several labels"
+            )
         if train.classes != test.classes:
             raise DataError(f"the classes of the test split of {data} differ from those of train")
         if len(train.classes) < 2:

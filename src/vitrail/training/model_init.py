@@ -191,7 +191,7 @@ def load_pretrained(
         if name not in (*ADAPTABLE, *REGULARIZATION):
             raise ConfigError(
                 f"model.{name} is fixed by {start} and cannot be changed when fine-tuning; "
-                f"what can: {', '.join((*ADAPTABLE, *REGULARIZATION))}"
+                f"settings that can: {', '.join((*ADAPTABLE, *REGULARIZATION))}"
             )
     model = load(
         start,

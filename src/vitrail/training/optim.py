@@ -55,8 +55,8 @@ def make_optimizers(
     matrices = [(name, p) for name, p in trainable if is_muon_parameter(name, p)]
     if not matrices:
         raise ConfigError(
-            "optim.kind=muon updates matrices of blocks and convolutions, and none of them is "
-            "trained; use optim.kind=adamw"
+            "optim.kind=muon updates matrices of blocks and convolutions, and all of these are "
+            "frozen or missing; use optim.kind=adamw"
         )
     others = [(name, p) for name, p in trainable if not is_muon_parameter(name, p)]
     rest = parameter_groups(others, optim.learning_rate, optim, distances)
