@@ -136,9 +136,9 @@ def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> 
     yield from table(rows, "lw")
     if not conformal.abstain:
         yield from paragraph(
-            f"No abstention threshold: these images do not show with 95 % confidence that at most "
-            f"{rate} of any group of confident predictions are wrong. Add images, or allow a "
-            "higher --error-rate.",
+            f"No abstention threshold: these images do not show for any threshold, with 95 % "
+            f"confidence, that at most {rate} of the accepted predictions are wrong. Add images, "
+            "or allow a higher --error-rate.",
             0,
         )
     yield ""

@@ -80,7 +80,7 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
     assert a is not None
     assert b is not None
     if not (first.calibration and second.calibration):
-        raise DataError("these images have several labels; models are compared on single labels")
+        raise DataError("the comparison needs single-label data; these images have several labels")
     shared, rows_a, rows_b = np.intersect1d(a.indices, b.indices, return_indices=True)
     labels = np.array(a.classes)[a.labels[rows_a]]
     predicted = [

@@ -217,7 +217,7 @@ def inspect_model(
         else:
             notes.append("the model has no attention: only predictions and weights are shown")
         if len(paths) > MAX_IMAGES:
-            notes.append(f"{len(paths) - MAX_IMAGES:,} more images were given than are shown")
+            notes.append(f"only {MAX_IMAGES} of {len(paths):,} images are shown")
         if dataset is not None and not dataset.multi_label:
             scatter, neighbors, used = compare_with_dataset(
                 model, dataset, inputs, progress, skipped
