@@ -163,8 +163,7 @@ class Search:
     ) -> tuple[Candidate, ...]:
         """Evaluate each method on dev with every value of its grid.
 
-        An empty grid means the default, None the best value of the first grid. `trial`
-        replaces `self.trial`.
+        An empty grid is the default, None the best value of the first. `trial` replaces the method.
         """
         trial, counts = trial or self.trial, [1 if g is None else len(g) for g in grids.values()]
         candidates, reserve = [], None
@@ -218,8 +217,7 @@ class Search:
         test: bool = False,
         folder: Path | None = None,
     ) -> Trial:
-        """Fit a method to `fit` and evaluate it on dev; with `test`, fit it to all images and
-        evaluate on test."""
+        """Fit a method to `fit` and evaluate on dev; with `test`, fit to all, evaluate on test."""
         if name in PROBES:
             features = self.features("fit", "dev") if test else self.features("fit")
             data = (features.values, features.labels, len(features.classes))
