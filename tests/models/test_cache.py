@@ -5,6 +5,9 @@ import threading
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import functional_call, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail import create
 from vitrail.models.attention import is_plain_linear
@@ -141,6 +144,46 @@ def test_fake_tensors_are_not_cached():
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         model(torch.ones(1, 3, 48, 40))
     assert type(logits_at_other_size(model)) is torch.Tensor
+
+
+@pytest.mark.parametrize("kind", POSITIONS, ids=str)
+def test_vmap_values_are_not_cached(kind):
+    model = small_vit(**kind).eval()
+    stacked = {name: torch.stack([p, -p]).detach() for name, p in model.named_parameters()}
+    images = torch.ones(2, 3, 48, 40)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no batching rule
+        expected = logits_at_other_size(copy.deepcopy(model))
+        for _ in range(2):  # with an empty cache, then with one
+            logits = vmap(lambda p: functional_call(model, p, images))(stacked)
+            torch.testing.assert_close(logits[0], expected)
+            assert torch.equal(logits_at_other_size(model), expected)
+
+
+def func_jvp(function, primals, tangents):
+    return jvp(function, (primals,), (tangents,))[1]
+
+
+def dual_jvp(function, primals, tangents):
+    with forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(p, tangents[name]) for name, p in primals.items()}
+        return forward_ad.unpack_dual(function(duals)).tangent
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by torch's own rules
+@pytest.mark.parametrize("kind", POSITIONS[:3], ids=str)
+@pytest.mark.parametrize("derive", [func_jvp, dual_jvp])
+def test_forward_mode_derivatives_use_the_current_tangent(kind, derive):
+    torch.manual_seed(0)
+    model, images = small_vit(**kind).double().eval(), torch.randn(2, 3, 48, 40).double()
+    positions = {name: p for name, p in model.named_parameters() if "position" in name}
+    with sdpa_kernel(SDPBackend.MATH):
+        gradients = torch.autograd.grad(model(images).sum(), list(positions.values()))
+        primals = {name: p.detach() for name, p in positions.items()}
+        for _ in range(2):
+            tangents = {name: torch.randn_like(p) for name, p in primals.items()}
+            slopes = derive(lambda p: functional_call(model, p, images), primals, tangents)
+            expected = sum((g * t).sum() for g, t in zip(gradients, tangents.values(), strict=True))
+            torch.testing.assert_close(slopes.sum(), expected)
 
 
 def test_hooked_linear_is_not_plain():

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -34,6 +33,7 @@ from vitrail.models.pos_embed import (
     RelativePosEmbed,
     RotaryPosEmbed,
     is_tracing,
+    is_transformed,
 )
 
 LINEAR = 2 * math.sqrt(2 / math.pi)  # 2 u = LINEAR x + CUBIC x^3
@@ -321,12 +321,7 @@ def gelu(x: Tensor, kind: Gelu, *, inplace: bool = False) -> Tensor:
     Falls back to torch's operator for tracing and function transforms, which need a single
     operation, and for other devices and dtypes, where it is as fast.
     """
-    transformed = (
-        is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or type(x) is not Tensor
-    )
+    transformed = is_transformed() or type(x) is not Tensor
     if kind == "quick":
         return x * torch.sigmoid(1.702 * x)
     if transformed or not x.is_cpu or x.dtype != torch.float32 or not x.is_contiguous():

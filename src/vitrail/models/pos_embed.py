@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from vitrail.models.config import PositionKind, ResizeMethod, VitConfig
 
@@ -40,8 +41,8 @@ class Cache:
 
     The value is valid while the parameter is bitwise equal to a copy taken at the time. Version
     counters would be cheaper but miss fused optimizers and writes to `.data`. The cache is
-    bypassed while gradients are recorded (each step needs its own graph) and during tracing, and
-    fake tensors are not cached.
+    bypassed while gradients are recorded (each step needs its own graph), during tracing and in
+    function transforms, and fake tensors are not cached.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Cache:
     def get(self, source: Tensor | None, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
         """Return `compute()`, or its last result if `source` and `key` have not changed."""
         in_graph = source is not None and torch.is_grad_enabled() and source.requires_grad
-        if is_tracing() or in_graph or (source is not None and source.is_meta):
+        if is_transformed() or in_graph or (source is not None and source.is_meta):
             return compute()
         entry = self.entry
         if entry is not None and entry[0] == key and identical(entry[1], source):
@@ -75,6 +76,15 @@ def identical(a: Tensor | None, b: Tensor | None) -> bool:
 def is_tracing() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace is recording operations."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_transformed() -> bool:
+    """Whether operations are traced, or transformed by torch.func or forward-mode autograd."""
+    return (
+        is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 class PosEmbed(nn.Module):
