@@ -53,6 +53,18 @@ def test_adapted_positions_equal_interpolation_in_forward(name):
     assert adapted.metadata.preprocessing.size == (16, 12)
 
 
+@pytest.mark.parametrize("name", ["vit", "relative", "2-D at every layer"])
+def test_updating_interpolated_positions_leaves_the_original_as_it_was(name):
+    model, images = random_model(FAMILIES[name]), torch.randn(2, 3, 16, 12)
+    with torch.no_grad():
+        expected = model(images)
+        adapted, _ = adapt(model, image_size=(16, 12))
+        for key, parameter in adapted.named_parameters():
+            if "position" in key:
+                parameter.zero_()
+        assert torch.equal(model(images), expected)
+
+
 def test_channels_preserve_the_sum():
     model = random_model(VIT)
     adapted, changes = adapt(model, channels=1)

@@ -557,7 +557,7 @@ def adapt_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Ch
     for name, module in model.named_modules():
         if isinstance(module, tuple(POS_EMBEDS.values())):
             for table, values in cast(Any, module).resized_parameters(new.grid).items():
-                state[f"{name}.{table}"] = values
+                state[f"{name}.{table}"] = values.clone()  # they may be the module's cache
                 detail = f"interpolated ({new.numerics.position_resize})"
     sizes = " -> ".join(f"{height} x {width}" for height, width in (model.config.grid, new.grid))
     return [("positions", sizes, detail)]
