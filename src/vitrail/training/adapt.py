@@ -269,7 +269,7 @@ class Search:
         return self.config.out / TRIALS / f"{name.replace(' ', '-')}-{rate:g}"
 
     def with_rate(self, settings: Settings, name: str, rate: float, seconds: float) -> Settings:
-        """Return settings with a candidate's learning rate and frozen weights, and the time."""
+        """Return settings with a candidate's learning rate, frozen weights and time budget."""
         optim = settings.optim
         frozen = all_but_attention_patterns(self.model) if name == ATTENTION else ()
         if optim.kind == "muon" and optim.learning_rate:
@@ -478,7 +478,7 @@ def search(
 def open_search(
     config: RunConfig, callback: Callback, started: float, fraction: float | None
 ) -> Search:
-    """Open the data, load the model, and hold out dev: `fraction` of train, or the usual."""
+    """Open the data, load the model, and hold out dev: `fraction` of train, or the default."""
     opened, minutes = time.monotonic(), config.settings.minutes
     splits = open_splits(config.data, config.settings)
     if splits.train.multi_label:

@@ -100,7 +100,7 @@ class TimeBudget:
         return since >= self.seconds / CORRECTIONS or self.remaining() <= 0
 
     def correct(self, schedule: Schedule, step: int) -> None:
-        """Let the schedule end when the time does; all processes use that of the first."""
+        """End the schedule when the time is up; all processes use the time of the first."""
         self.corrected = self.clock()
         if self.remaining() <= 0:
             schedule.steps = step

@@ -53,7 +53,7 @@ class DataSplits:
     skipped: dict[str, str] = field(default_factory=dict)  # unreadable images so far, and why
 
     def log_skipped(self, log: Callable[[str], None]) -> None:
-        """Log the unreadable images in one line; all processes call this, and have all of them."""
+        """Log the unreadable images in one line; all processes call this with the same images."""
         for skipped in distributed.all_gather_object(self.skipped):
             self.skipped.update(skipped)
         if count := len(self.skipped):
@@ -87,8 +87,8 @@ def reference_of(data: Any) -> tuple[str, dict[str, ImageDataset] | None]:
 
 
 def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> DataSplits:
-    """Open the splits of a dataset, or check opened ones; raise for what cannot work, note what is
-    unusual."""
+    """Open the splits of a dataset, or check opened ones; raise if training cannot work, and note
+    what is unusual."""
     if isinstance(data, str):
         reference = data
         fractions = None if settings.dev is None else Splits(val=settings.dev, test=0.0)

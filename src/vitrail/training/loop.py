@@ -56,7 +56,7 @@ class TrainState:
 
 
 def make_state(objective: Objective, wrapped: nn.Module, schedule: Schedule) -> TrainState:
-    """Create the optimizers, and the average if configured, of all trainable weights."""
+    """Create the optimizers of all trainable weights, and the EMA if configured."""
     named = {
         name.removeprefix("model."): parameter
         for name, parameter in objective.named_parameters()
