@@ -126,7 +126,7 @@ class AppState:
 
     @property
     def stuck_seconds(self) -> list[float]:
-        """The time at the same work of each thread beyond the watchdog's limit."""
+        """How long each thread beyond the watchdog's limit has been stuck."""
         now = time.monotonic()
         seconds = [now - start for start in list(self.batcher.abandoned.values())]
         seconds += [self.batcher.batch_seconds, *self.pool.busy_seconds()]
@@ -236,7 +236,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
 class RequestMiddleware:
     """Around every request: access checks, log, metrics, response headers.
 
-    Plain ASGI, because rejected requests pass here by the hundred.
+    Plain ASGI for speed, because many rejected requests pass through here.
     """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
@@ -279,9 +279,9 @@ class RequestMiddleware:
             log_request(record, seconds, state.config.log)
 
     async def send(self, record: RequestRecord, send: Send, message: Message) -> None:
-        """Add headers, note the status, and send long bodies in chunks.
+        """Add headers, record the status, and send long bodies in chunks.
 
-        In chunks, so that all but the last of a response was sent when this returns.
+        With chunks, all but the last one has been sent when this returns.
         """
         if message["type"] == "http.response.start":
             record.status = message["status"]

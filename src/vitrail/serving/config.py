@@ -119,9 +119,9 @@ class ServerConfig:
 
     @cached_property
     def host_names(self) -> frozenset[str]:
-        """Accepted Host headers; off loopback, IP addresses are accepted besides.
+        """Accepted Host headers; unless bound to loopback, IP addresses are accepted too.
 
-        Cached, because a machine's names may need the DNS.
+        Cached, because looking up a machine's names may query the DNS.
         """
         names = {*LOOPBACK_NAMES, self.host, *self.allow_host}
         if not self.is_loopback:
