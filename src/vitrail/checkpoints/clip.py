@@ -50,7 +50,7 @@ DEFAULT_HEADS = 12  # of transformers, for a config.json that does not state it
 
 
 def normalize(checkpoint: Checkpoint) -> Checkpoint:
-    """Convert to the names of published files, without all that is not the image tower."""
+    """Convert to the names of published files, keeping only the image tower."""
     if not any(name.endswith(f"{PATCHES}.weight") for name in checkpoint.tensors):
         return checkpoint
     unused = {r"vision_model\.head\.": "not used by transformers' classifier"}

@@ -115,7 +115,7 @@ class Checkpoint:
 
 
 class OpenFile:
-    """An open file: still the same contents if another process replaces the path."""
+    """An open file, whose contents stay the same if another process replaces the path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -320,7 +320,7 @@ def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:
 
 
 def target_preprocessing(model: Model, destination: Path, to: str) -> Preprocessing | None:
-    """Return how the target library prepares images: as in its JSON files, or in its only way."""
+    """Return the target library's preprocessing: that of its JSON files, or its fixed one."""
     config, name = model.config, table_name(to)
     if name in ONE_PREPROCESSING:
         return preset(FORMATS[name].preprocessing, pair(config.image_size), config.channels)

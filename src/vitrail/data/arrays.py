@@ -76,7 +76,7 @@ TABLE_FILES = (*SAVED_MARKERS, "*.parquet", "*.arrow", "*/*.parquet", "*/*.arrow
 
 @dataclass(eq=False)
 class LazyArray:
-    """Array in a file, read or memory-mapped on first use, in each process again."""
+    """Array in a file, read or memory-mapped on first use in each process."""
 
     path: Path
     shape: tuple[int, ...]

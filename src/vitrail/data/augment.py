@@ -39,7 +39,7 @@ AUG_MIX_SEVERITY = 3
 
 
 class Box(NamedTuple):
-    """Crop in pixels; that of the padded crop may begin outside of the image."""
+    """Crop in pixels; a padded crop may begin outside of the image."""
 
     top: int
     left: int

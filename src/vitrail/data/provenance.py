@@ -142,7 +142,7 @@ def contains_any(dataset: ImageDataset, samples: Iterable[str]) -> bool:
 
 
 def sample_keys(dataset: ImageDataset) -> list[str]:
-    """Return what an image is looked up by without reading it.
+    """Return the key of each image, for looking it up without reading it.
 
     The file size, which is nearly unique and survives renaming and packing; else the name.
     """

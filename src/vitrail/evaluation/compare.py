@@ -1,4 +1,4 @@
-"""Compare two models on the same images: paired difference, McNemar's test, flipped images.
+"""Compare two models on the same images: paired difference, McNemar's test, changed predictions.
 
 Both models see the same images, so most of the sampling error cancels: only images that exactly one
 of them classifies correctly show which model is better.
@@ -115,5 +115,5 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test; 1 without flipped images."""
+    """Return the two-sided p-value of McNemar's exact test; 1 without discordant images."""
     return min(1.0, 2 * binomial_cdf(min(gained, lost), gained + lost, 0.5))

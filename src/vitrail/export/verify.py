@@ -52,7 +52,7 @@ def prepare_model(model: Model) -> Model:
 def verify_images(
     model: Model, run: Run, tolerance: float = TOLERANCE, *, any_size: bool = True
 ) -> float:
-    """Compare outputs on noise of several shapes; return the difference relative to the largest."""
+    """Compare outputs on noise of several shapes; return the largest relative difference."""
     config = model.config
     height, width = pair(config.image_size)
     shapes = [(1, height, width), (3, height, width)]

@@ -38,7 +38,7 @@ class Cost(NamedTuple):
 
 @cache
 def cost_of(config: Config, image_size: int | None = None) -> Cost:
-    """Count on the meta device, in half a second at most."""
+    """Count parameters and FLOPs on the meta device, in half a second at most."""
     if image_size is not None:
         config = config.change(image_size=image_size)
     model = build(config).eval()
@@ -88,7 +88,7 @@ TPU_V3_CORE = ACCELERATORS[0]
 
 
 class PublishedRun(NamedTuple):
-    """A pre-training of the paper: core-days of table 2, exaFLOPs of table 6."""
+    """A pre-training run of the paper: core-days of table 2, exaFLOPs of table 6."""
 
     model: str
     epochs: int

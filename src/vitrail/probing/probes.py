@@ -86,7 +86,7 @@ def check_labels(labels: Array, rows: int, classes: int | None = None) -> Tensor
 
 
 def chunks(features: Array, size: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield which rows, and a copy of them in float64 on the CPU."""
+    """Yield slices of rows, and a copy of these rows in float64 on the CPU."""
     size = size or CHUNK
     for start in range(0, len(features), size):
         part = features[start : start + size]

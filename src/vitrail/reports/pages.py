@@ -4,7 +4,7 @@ run_page             report.html: results, curves, mistakes, settings
 write_evaluation     evaluation.html: metrics, confusion matrix, calibration, mistakes;
                      evaluation.json, the same numbers; predictions.csv, one line per image
 write_robustness     corruptions.html: accuracy, ECE and coverage under common corruptions
-write_comparison     comparison.html: verdict, classes, flipped images
+write_comparison     comparison.html: verdict, classes, changed predictions
 write_dataset_check  index.html: recommendations, counts, problems; a contact sheet per class
 
 The folder of an evaluation may be that of a run, whose own page is report.html.
