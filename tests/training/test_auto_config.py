@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_models import awake
 from tiny_runs import write_colors
 from vitrail.data.datasets import open_dataset
 from vitrail.data.loader import Batch
@@ -20,9 +21,15 @@ from vitrail.training.auto_config import (
     dataset_stats,
     image_size_stages,
 )
-from vitrail.training.budget import ENOUGH_EPOCHS, encoder_cost, plan_finetuning
+from vitrail.training.budget import (
+    ENOUGH_EPOCHS,
+    FinetunePlan,
+    encoder_cost,
+    plan_finetuning,
+)
 from vitrail.training.config import LossSettings, ModelSettings, OptimSettings, Settings
 from vitrail.training.data_module import batch_preparation
+from vitrail.training.optim import freeze
 
 STATS = DatasetStats(images=2000, classes=5, side=160, channels=3, multi_label=False, seconds=3e-4)
 SMALL = replace(STATS, side=32)
@@ -268,6 +275,28 @@ def test_plan_follows_the_budget():
     assert 128 < one.image_size < 224
     assert plan(10).image_sizes == ((0.0, 160), (0.9, 224))  # three quarters first
     assert plan(1).image_sizes == ((0.0, 96), (0.9, 128))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_norm": True, "registers": 1, "distillation": True},
+        {"pre_norm": True, "position": "relative"},
+        {"position": "learned", "position_place": "every-layer"},
+        {"position": "learned-2d", "position_place": "shared"},
+        {"position": "rotary", "stem": "conv"},
+        {"position": "learned-2d", "stem": "resnet", "patch_size": 1},
+    ],
+    ids=str,
+)
+def test_frozen_first_blocks_need_no_backward_pass(tiny, changes):
+    model, inputs = awake(tiny.change(image_size=32, **changes)), []
+    names = [name for name, _ in model.named_parameters()]
+    last = FinetunePlan("last", 32, train_images=100, frozen_blocks=1)
+    freeze(model, chosen(start=model.config, plan=last, weights=names).settings.optim.freeze)
+    model.encoder.blocks[1].register_forward_pre_hook(lambda block, args: inputs.append(args[0]))
+    assert model(torch.zeros(1, 3, 32, 32)).requires_grad
+    assert [tokens.requires_grad for tokens in inputs] == [False]
 
 
 def test_short_plan_evaluates_some_test_images():

@@ -26,7 +26,7 @@ KINDS = ["adamw", "adam", "sgd", "lion", "adafactor", "muon"]
 
 @pytest.fixture
 def model(tiny):
-    return build(tiny.change(layer_scale=0.1, registers=1, representation=8))
+    return build(tiny.change(layer_scale=0.1, registers=1, representation=8, pre_norm=True))
 
 
 @pytest.fixture
@@ -99,6 +99,7 @@ def test_kernels_exclude_positions_tokens_and_norms(tiny, changes):
 # Distances from the head by prefix; every weight must have one.
 VIT = {"head.": 0, "representation.": 0, "encoder.norm.": 0, "encoder.blocks.1.": 1}
 VIT |= {"encoder.blocks.0.": 2, "stem.": 3, "position.": 3, "cls_token": 3, "registers": 3}
+VIT |= {"encoder.pre_norm.": 3}
 VIT |= {"encoder.positions.1.": 1, "encoder.positions.0.": 2}  # relative: part of their block
 MIXER = {"head.": 0, "norm.": 0, "blocks.1.": 1, "blocks.0.": 2, "stem.": 3}
 BIT = {"head.": 0, "norm.": 0, "stages.1.0.": 1, "stages.0.1.": 2, "stages.0.0.": 3, "root.": 4}

@@ -33,7 +33,7 @@ from vitrail.training.memory import (
     largest_divisor,
     num_trainable,
 )
-from vitrail.training.optim import MUON_RATE
+from vitrail.training.optim import INPUT_WEIGHTS, MUON_RATE
 from vitrail.training.schedules import Stages
 
 SAMPLED_IMAGES = 48  # images from which the statistics of a dataset are estimated
@@ -51,9 +51,6 @@ WIDE_SHAPES = {
     "ViT-Pico": {"depth": 2, "width": 128, "mlp_width": 512, "heads": 4},
 }
 WHITENING_FILTERS = "stem.layers.0.weight"  # frozen: training makes them worse
-# What is frozen with the first blocks.
-INPUT_WEIGHTS = ("stem.*", "position.*", "encoder.positions.*", "cls_token", "distillation_token")
-INPUT_WEIGHTS += ("registers",)
 USUAL_BATCH = 32
 SMALL_ENCODER = 1_500_000  # weights; up to here, fine-tuning uses the from-scratch rate
 LARGE_MODEL = 10_000_000  # parameters; from here on, the rate of DeiT and AugReg

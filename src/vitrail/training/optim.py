@@ -30,7 +30,9 @@ Group = dict[str, Any]
 # Blocks of a Vision Transformer or a Mixer, with the positions that enter them; units of a BiT.
 BLOCK = re.compile(r"(?:encoder\.)?(?:blocks|positions)\.(\d+)\.")
 UNIT = re.compile(r"stages\.(\d+)\.(\d+)\.")
-BEFORE_BLOCKS = ("stem.", "root.", "position.", "cls_token", "distillation_token", "registers")
+# What comes before the first block, and is frozen with the first blocks.
+INPUT_WEIGHTS = ("stem.*", "root.*", "position.*", "encoder.positions.*", "encoder.pre_norm.*")
+INPUT_WEIGHTS += ("cls_token", "distillation_token", "registers")
 IN_BLOCK = re.compile(r"(?:encoder\.)?blocks\.\d+\..*\.weight")
 MUON_RATE = 0.02  # from scratch
 ADAM_BETAS, LION_BETAS = (0.9, 0.999), (0.9, 0.99)  # of their papers
@@ -130,7 +132,8 @@ def distances_from_head(names: Collection[str], depth: int) -> dict[str, int]:
         elif match := BLOCK.match(name):
             distances[name] = depth - int(match[1])
         else:
-            distances[name] = depth + 1 if name.startswith(BEFORE_BLOCKS) else 0
+            is_input = any(fnmatchcase(name, pattern) for pattern in INPUT_WEIGHTS)
+            distances[name] = depth + 1 if is_input else 0
     return distances
 
 
