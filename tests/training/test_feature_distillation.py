@@ -43,6 +43,20 @@ def test_loss_is_zero_if_the_student_equals_its_teacher():
     torch.testing.assert_close(objective(images, targets), expected)
 
 
+def test_both_heads_of_a_distillation_token_learn_the_labels():
+    model = awake(replace(TEACHER, num_classes=3, distillation=True))
+    loss = LossSettings(kind="softmax", teaching="features", teacher_weight=0.0)
+    teacher = Teacher(awake(TEACHER), model, same_classes=False)
+    objective = FeatureDistillation(model, loss, teacher)
+    images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 1])
+    targets = torch.cat([labels[:, None], teacher.features(images)], dim=1)
+    value = objective(images, targets)
+    torch.testing.assert_close(value, torch.nn.functional.cross_entropy(model(images), labels))
+    value.backward()
+    for head in (model.head, model.distillation_head):
+        assert head.weight.grad.abs().sum() > 0
+
+
 def test_teacher_sees_each_view_once(colors, teacher, tmp_path, monkeypatch):
     seen = []
     features = Teacher.features

@@ -107,9 +107,17 @@ class FeatureDistillation(Supervised):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        assert self.model.head is not None
-        features, targets = self.model.features(images), at_least_float32(targets)
-        labels = label_loss(self.model.head(features), targets[:, 0].long(), self.loss)
+        model, targets = self.model, at_least_float32(targets)
+        if isinstance(
+            model, VisionTransformer
+        ):  # with a distillation token, the mean of both heads
+            tokens = model.run_encoder(*model.prepare_tokens(images))
+            features, logits = model.run_head(*tokens)
+        else:
+            features = model.features(images)
+            logits = None if model.head is None else model.head(features)
+        assert logits is not None
+        labels = label_loss(logits, targets[:, 0].long(), self.loss)
         predicted, expected = at_least_float32(self.projection(features)), targets[:, 1:]
         error = (predicted - expected).square().sum(1) / expected.square().sum(1).clamp(min=1e-6)
         teaching = error.mean()
