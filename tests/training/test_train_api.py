@@ -11,7 +11,7 @@ from tiny_runs import SETTINGS, equal, weights, write_colors
 from vitrail.cli import parse
 from vitrail.training import trainer
 from vitrail.training.config import ModelSettings
-from vitrail.training.recipes import write_run
+from vitrail.training.recipes import FIXED, write_run
 
 RECIPE = "epochs = 3\nbatch_size = 6\n\n[optim]\nwarmup_steps = 10\n"
 
@@ -156,6 +156,14 @@ def test_resume_with_changed_settings(configs, stopped):
     assert config.settings == replace(SETTINGS, machine=machine, optim=optim)
 
 
+def test_every_other_setting_is_fixed_when_a_run_is_resumed():
+    changeable = {"minutes", "patience", "until_accuracy"}  # the length of the run
+    changeable |= {"machine", "strict", "save_minutes", "retries"}
+    assert sorted([*FIXED, "optim", *changeable]) == sorted(
+        f.name for f in fields(vitrail.Settings)
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -163,6 +171,7 @@ def test_resume_with_changed_settings(configs, stopped):
         ({"model": {"depth": 3}}, "model.depth=3 cannot be changed when a run is resumed"),
         ({"optim": {"weight_decay": 0.5}}, "optim.weight_decay=0.5 cannot be changed"),
         ({"loss": {"label_smoothing": 0.1}}, "loss.label_smoothing=0.1 cannot be changed"),
+        ({"balance": 1.0}, "balance=1.0 cannot be changed when a run is resumed"),
         ({"recipe": "deit-s16"}, "leave recipe and settings out"),
         ({"settings": vitrail.Settings()}, "leave recipe and settings out"),
         ({"start": "second"}, "started from first, not second; leave start out"),

@@ -55,7 +55,7 @@ PROBE_FILES = ("probe.safetensors", "probe_head.safetensors", "ladder.json")
 # Settings that the weights and the order of the data depend on: a resumed run cannot change them.
 FIXED = ("model", "batch_size", "seed", "repeats", "objective", "image_sizes", "mix", "augment")
 FIXED += ("average", "dev", "masked", "epochs", "steps", "evaluate_every", "loss", "preprocessing")
-FIXED += ("head_init", "lora", "lora_alpha")
+FIXED += ("head_init", "lora", "lora_alpha", "balance")
 CHANGEABLE_OPTIM = ("learning_rate", "muon_learning_rate", "clip_norm")
 
 
