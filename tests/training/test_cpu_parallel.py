@@ -17,7 +17,7 @@ from vitrail.training.auto_config import choose_shards
 from vitrail.training.config import LossSettings, MachineSettings, RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel, worth_sharding
 from vitrail.training.memory import MALLOC_OPTIONS, configure_malloc
-from vitrail.training.objectives import Classification
+from vitrail.training.objectives import Classification, FeatureDistillation, Teacher
 from vitrail.training.trainer import run
 
 pytestmark = pytest.mark.slow
@@ -103,6 +103,14 @@ def test_replicas_follow_weight_changes(any_size, objective):
     for parameter in objective.parameters():
         parameter.data = parameter.data * 0.5
     torch.testing.assert_close(parallel(*batch(6)), objective(*batch(6)), rtol=1e-12, atol=0)
+
+
+def test_replicas_share_the_teacher(objective):
+    loss = LossSettings(kind="softmax", teaching="features")
+    teacher = Teacher(create("ViT-Mu/4", image_size=8, num_classes=3), objective.model)
+    parallel = CpuDataParallel(FeatureDistillation(objective.model, loss, teacher), 2)
+    models = [teacher.model, *(replica.teacher.model for replica in parallel.replicas)]
+    assert len({model.stem.projection.weight.data_ptr() for model in models}) == 1
 
 
 def test_frozen_weights_get_no_gradient(any_size, objective):

@@ -31,10 +31,12 @@ class CpuDataParallel(nn.Module):
         self.objective = objective
         self.replicas: list[nn.Module] = []  # a list: their parameters are not found a second time
         for _ in range(shards):  # same storage, separate gradients
-            memo = {
+            memo: dict[int, Any] = {
                 id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad)
                 for p in objective.parameters()
             }
+            if isinstance(objective, FeatureDistillation):
+                memo[id(objective.teacher)] = objective.teacher  # frozen, and shared
             self.replicas.append(copy.deepcopy(objective, memo=memo))
         each = max(1, torch.get_num_threads() // shards)
         self.threads = start_pool(shards, torch_threads=each, name="shard")
