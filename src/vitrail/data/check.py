@@ -1,4 +1,4 @@
-"""Check a dataset before training: unreadable files, duplicates, leaks between splits, odd classes.
+"""Check a dataset before training: unreadable files, duplicates, split leaks, class problems.
 
     report = check_dataset("photos/")
     report.leaks                the same image in two splits

@@ -1,9 +1,10 @@
 """Ridge regression onto +1 and -1 in closed form: the paper's few-shot probe, as in big_vision.
 
-Features are whitened (minus their mean, divided by their standard deviation + 1e-5) and a constant
-100 is appended, which leaves the bias almost free of the penalty; Y is +1 at a row's label and -1
-elsewhere. The (D + 1, C) weights W minimize |XW - Y|^2 + l2 |W|^2 (section 4.1 of the paper).
-Everything is float64, and rows are read a chunk at a time.
+Features are standardized (minus their mean, divided by their standard deviation + 1e-5), which
+big_vision calls whitening, and a constant 100 is appended, which leaves the bias almost free of the
+penalty; Y is +1 at a row's label and -1 elsewhere. The (D + 1, C) weights W minimize
+|XW - Y|^2 + l2 |W|^2 (section 4.1 of the paper). Everything is float64, and rows are read a chunk
+at a time.
 
 Whitened features sum to zero, so the constant is orthogonal to all of them: its weight has its own
 formula, and what is left to solve is D x D or, with fewer rows than features, n x n.
