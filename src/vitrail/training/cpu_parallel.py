@@ -1,9 +1,9 @@
 """CPU data parallelism: one shard of the batch per core, instead of all cores on each operation.
 
 Threads that share an operation wait for each other at its end, and some operations do not scale at
-all: attention takes two threads as long as one. So each core runs forward and backward on a shard
-of the batch with a replica of the objective that shares its weights, and the gradients are summed
-in a fixed order (see docs/benchmarks.md for the speedup).
+all: attention is no faster with two threads than with one. So each core runs forward and backward
+on a shard of the batch with a replica of the objective that shares its weights, and the gradients
+are summed in a fixed order (see docs/benchmarks.md for the speedup).
 
 From outside it is a single operation with a gradient: the loop, gradient accumulation and loss
 scaling are unaffected.
