@@ -1,9 +1,12 @@
 import asyncio
+import threading
 
 import pytest
-from serving_helpers import Gate
+from serving_helpers import Gate, encoded_image
 
-from vitrail.serving.batching import Batcher
+from vitrail.serving import batching
+from vitrail.serving.batching import Batcher, DecodePool
+from vitrail.serving.config import ServerConfig
 
 
 @pytest.fixture
@@ -55,3 +58,54 @@ def test_closed_event_loop_does_not_stop_the_thread_and_a_job_keeps_its_order(ba
     gate.open.set()
     assert asyncio.run(submit()) == [(item, 4 if item < "f" else 2) for item in "bcdefg"]
     assert batcher.throughput > 0
+
+
+# Decoding
+
+SMALL, LARGE = encoded_image(size=(8, 8)), encoded_image(size=(50, 50))
+
+
+@pytest.fixture
+def pool():
+    pool = DecodePool(ServerConfig(max_pixels=64 * 64))
+    yield pool
+    pool.close()
+
+
+class Panic(BaseException):
+    """Like the PanicException of extensions in Rust."""
+
+
+def refuse(*_, **__):
+    raise RuntimeError("can't start new thread")
+
+
+def test_large_image_is_decoded_if_no_thread_can_be_started(pool, monkeypatch):
+    budget = pool.free_pixels
+    monkeypatch.setattr(batching, "Thread", type("Refused", (threading.Thread,), {"start": refuse}))
+    for image in [LARGE, SMALL] * (pool.threads + 1):
+        assert pool.submit(image, len).result(timeout=20) == len(image)
+    assert pool.free_pixels == budget
+
+
+@pytest.mark.parametrize("image", [SMALL, LARGE], ids=["small", "large"])
+def test_no_exception_ends_a_decoding_thread(pool, image):
+    def panic(data):
+        raise Panic("index out of bounds")
+
+    budget = pool.free_pixels
+    for _ in range(pool.threads + 1):
+        with pytest.raises(RuntimeError, match=r"Panic\('index out of bounds'\)"):
+            pool.submit(image, panic).result(timeout=20)
+    assert pool.submit(image, len).result(timeout=20) == len(image)
+    assert pool.free_pixels == budget
+
+
+def test_spare_threads_are_counted_once_they_start(pool, monkeypatch):
+    count, pool.size = pool.threads, pool.threads + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(batching, "start_pool", refuse)
+        pool.add_threads()
+    assert pool.threads == count
+    pool.add_threads()
+    assert pool.threads == count + 1

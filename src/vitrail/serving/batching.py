@@ -20,7 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -266,9 +266,14 @@ class DecodePool:
         """Start the threads that are needed and missing."""
         if (missing := self.target_size - self.threads) <= 0 or self.closed:
             return
+        try:
+            pool = start_pool(missing, torch_threads=1, name="decoder")
+        except RuntimeError:  # no more threads available
+            if not self.threads:
+                raise
+            return  # the next call tries again
         with self.lock:
             self.threads += missing
-        pool = start_pool(missing, torch_threads=1, name="decoder")
         for _ in range(missing):
             pool.submit(self.run)
         pool.shutdown(wait=False)  # its threads continue until `run` returns
@@ -276,7 +281,11 @@ class DecodePool:
     def run(self) -> None:
         while (task := self.tasks.get()) is not None and not self.closed:
             if not task.future.cancelled():
-                self.track(self.dispatch, task)
+                try:
+                    self.track(self.dispatch, task)
+                except Exception as error:  # fails the request, not the thread
+                    with suppress(InvalidStateError):
+                        task.future.set_exception(error)
             del task  # frees the image while this thread waits
             target = self.target_size
             with self.lock:
@@ -300,7 +309,7 @@ class DecodePool:
             try:
                 header = open_image(task.data, max_pixels=self.max_pixels)
                 task.pixels = header.height * header.width
-            except Exception:  # rejected without decoding: the task meets the same error
+            except BaseException:  # rejected without decoding: the task meets the same error
                 task.pixels = 0
         small = task.pixels <= self.max_pixels // SMALL_SHARE
         reserve = 0 if small else self.max_pixels // RESERVED_SHARE  # left for small images
@@ -319,7 +328,10 @@ class DecodePool:
         if small:
             self.decode(task)
         else:  # in its own thread, since a lowered priority cannot be raised again
-            Thread(target=decode_large, name="decoder-large", daemon=True).start()
+            try:
+                Thread(target=decode_large, name="decoder-large", daemon=True).start()
+            except RuntimeError:  # no more threads available
+                self.decode(task)
 
     def decode(self, task: DecodeTask) -> None:
         """Run a task whose pixels are reserved, and release them."""
@@ -330,8 +342,8 @@ class DecodePool:
             if running and self.max_pixels < MAX_PIXELS:  # the decoder's own limit
                 open_image(task.data, max_pixels=self.max_pixels)
             result = task.function(task.data) if running else None
-        except Exception as caught:
-            error = caught
+        except BaseException as caught:  # an extension's panic is no Exception
+            error = caught if isinstance(caught, Exception) else RuntimeError(repr(caught))
         with self.lock:
             self.free_pixels += task.pixels
             parked, self.parked = self.parked, []
