@@ -12,6 +12,7 @@ import torch
 from torch.testing import assert_close
 
 import parallel_worker as worker
+import vitrail
 from parallel_worker import HALF, MODELS, RESUMED, SETUPS, STEPS
 from processes import in_two_processes
 from vitrail import distributed
@@ -247,3 +248,34 @@ def test_unpickling_cannot_change_classes_and_functions(data, kind):
         distributed.MetadataUnpickler(io.BytesIO(data)).load()
     assert [dict(values) for values in changeable] == before
     assert torch.serialization._get_layout.__defaults__ is None
+
+
+def test_predictor_needs_no_process_group(monkeypatch):
+    model = vitrail.create("ViT-Mu/4", image_size=8, num_classes=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # by a scheduler
+    assert vitrail.Predictor(model).device == distributed.local_device()
+    for name in distributed.TORCHRUN:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_: pytest.fail("hangs"))
+    vitrail.Predictor(model, device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert distributed.local_device() == torch.device("cuda", 1)
+
+
+def test_only_a_group_that_this_call_created_is_destroyed(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", **dict.fromkeys(distributed.TORCHRUN, "0")}.items():
+        monkeypatch.setenv(name, value)
+    groups, dist = [], torch.distributed
+    monkeypatch.setattr(dist, "is_initialized", lambda: bool(groups))
+    monkeypatch.setattr(dist, "init_process_group", groups.append)
+    monkeypatch.setattr(dist, "destroy_process_group", groups.clear)
+    with distributed.process_group("cpu") as device:
+        assert (device, groups) == (torch.device("cpu"), ["gloo"])
+    assert not groups
+    distributed.init("cpu")  # by an earlier call
+    with distributed.process_group("cpu"):
+        pass
+    assert groups
+    distributed.shutdown()
+    assert not groups

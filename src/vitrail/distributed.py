@@ -34,28 +34,47 @@ def init(device: str = "") -> torch.device:
     """Return this process's device; initialize the process group under torchrun. Idempotent."""
     global created
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    kind = device_type(device, processes)
+    chosen = local_device(device, processes)
     if processes == 1:
-        return torch.device(device or kind)
+        return chosen
     missing = [name for name in TORCHRUN if name not in os.environ]
     if missing:
         raise ConfigError(
             f"WORLD_SIZE={processes} is set, but {missing[0]} is not; start the processes with "
             "torchrun, or unset WORLD_SIZE"
         )
-    chosen = torch.device(kind)
-    if kind == "cuda":
-        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        if chosen.index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"torchrun started process {chosen.index + 1} on a machine with "
-                f"{torch.cuda.device_count()} GPUs; start one process per GPU, or use device=cpu"
-            )
+    if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if not is_distributed():
         # Both backends: flags and objects use gloo and never wait for a GPU.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
         created = True
+    return chosen
+
+
+@contextmanager
+def process_group(device: str = "") -> Iterator[torch.device]:
+    """Call `init`, and on exit destroy the process group if this call created it."""
+    existed = is_distributed()
+    try:
+        yield init(device)
+    finally:
+        if not existed:
+            shutdown()
+
+
+def local_device(device: str = "", processes: int = 1) -> torch.device:
+    """Return this process's device: under torchrun, the GPU of its local rank."""
+    kind = device_type(device, processes)
+    local_rank = os.environ.get("LOCAL_RANK") if os.environ.get("WORLD_SIZE", "1") != "1" else None
+    if kind != "cuda" or local_rank is None:
+        return torch.device(device or kind)
+    chosen = torch.device("cuda", int(local_rank))
+    if chosen.index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"torchrun started process {chosen.index + 1} on a machine with "
+            f"{torch.cuda.device_count()} GPUs; start one process per GPU, or use device=cpu"
+        )
     return chosen
 
 

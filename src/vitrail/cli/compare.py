@@ -65,6 +65,7 @@ class Compare(DataOptions):
     json: Json = False
 
     def run(self) -> None:
+        from vitrail import distributed
         from vitrail.evaluation.compare import compare_results
         from vitrail.evaluation.dataset import open_evaluation_split
         from vitrail.evaluation.evaluate import evaluate
@@ -73,6 +74,7 @@ class Compare(DataOptions):
 
         if self.max_drop is not None and not 0 <= self.max_drop < 1:
             raise ConfigError(f"--max-drop {self.max_drop}: expected a fraction, such as 0.01")
+        distributed.init(self.device)
         guard = AccuracyGuard(max_drop=1.0)
         pairs: list[tuple[str, EngineKind | None]]
         pairs = [(self.a, self.engine_a), (self.b, self.engine_b)]

@@ -145,7 +145,7 @@ class Predictor:
             A model object is not copied: it is moved to the device and keeps its train/eval mode.
             Call its `eval()` first to use the predictor from several threads.
         engine: torch, onnx, onnx-int8, or auto, which times them and takes the fastest.
-        merge: Tokens to merge per layer; None keeps the model's setting.
+        merge: Tokens to merge per layer; None takes the model's setting, which does not change.
         guard: How much accuracy int8 may cost, and the data to measure it on.
         preprocessing: As in `load`.
         log: Called with each line about what was chosen.
@@ -189,7 +189,7 @@ class Predictor:
                 else load(model, preprocessing=preprocessing, log=log)
             )
             self.metadata = get_metadata(self.model)
-            self.device = distributed.init(device)
+            self.device = distributed.local_device(device)
             self.engine = open_engine(
                 self.model,
                 engine or "torch",

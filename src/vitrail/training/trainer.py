@@ -160,8 +160,7 @@ def run(
         )
     for reference in (config.start, config.settings.loss.teacher):
         check_reference(reference)  # before the data is read
-    device = distributed.init(config.settings.machine.device)
-    try:
+    with distributed.process_group(config.settings.machine.device) as device:
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # by torchrun
         if restarts and has_state(config.out):
             config = replace(config, resume=True)
@@ -179,8 +178,6 @@ def run(
                 recipes.clear_run(config.out)  # only now that the new run can start
             distributed.barrier()
             return trainer.fit()
-    finally:
-        distributed.shutdown()
 
 
 def check_folder(config: RunConfig) -> None:
@@ -390,6 +387,7 @@ class Trainer:
             self.save_checkpoint()  # to roll back to; and a full disk fails early
         self.saved = time.monotonic()
         self.metrics.start_step()
+        self.stop.graceful = True
         self.callback.on_train_begin(step, self.schedule.steps)
 
     def out_of_memory(self) -> str:
@@ -429,6 +427,7 @@ class Trainer:
                 self.state.lr_scale, self.used = scale, elapsed
                 self.losses.clear()
                 self.batches.expected = None
+                self.metrics.rewind(self.state.step)
                 self.callback.log(
                     f"{reason}; rolled back to step {self.state.step:,} with learning rate x "
                     f"{scale:g}"
