@@ -196,12 +196,15 @@ def test_dropout_is_off_in_every_engine(make_model, folder, engine):
     assert prediction.probability == pytest.approx(expected, abs=1e-4)
 
 
-def test_merge_of_the_model_is_kept_unless_overridden(make_model):
+def test_merge_of_the_model_is_used_unless_overridden_and_does_not_change(make_model):
     for options, merge in (({}, 1), ({"merge": 0}, 0), ({"merge": 2}, 2)):
         model = make_model()
         model.merge = 1
-        Predictor(model, **options)
-        assert model.merge == merge
+        used = Predictor(model, **options).engine.model
+        assert (used.merge, model.merge) == (merge, 1)
+        weights = zip(used.parameters(), model.parameters(), strict=True)
+        assert all(ours is theirs for ours, theirs in weights)
+        assert (used is model) == (merge == 1)
 
 
 def test_images_are_preprocessed_ahead_for_other_devices(model, folder):

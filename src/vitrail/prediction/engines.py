@@ -4,6 +4,7 @@
 after its accuracy was measured on labeled images and is within the guard's limit.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ Log = Callable[[str], None]
 
 
 class TorchEngine:
-    """The model itself, moved to the device; `merge` replaces the model's unless it is None."""
+    """The model, moved to the device; with another `merge`, a copy that shares its weights."""
 
     name = "torch"
 
@@ -43,11 +44,14 @@ class TorchEngine:
                 f"merge={merge} needs a Vision Transformer, and the model is a "
                 f"{name_of(model.config)}"
             )
-        self.model = model.to(device)
+        model = model.to(device)
+        if merge is not None and isinstance(model, VisionTransformer) and merge != model.merge:
+            model = copy.copy(model)  # the caller's model keeps its setting, which its encoder has
+            model._modules = model._modules | {"encoder": copy.copy(model.encoder)}
+            model.merge = merge
+        self.model = model
         self.modules = tuple(model.modules())  # traversing the model on every call is slow
         self.device = torch.device(device)
-        if merge is not None and isinstance(model, VisionTransformer):
-            model.merge = merge
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
