@@ -1,8 +1,11 @@
 """metrics.jsonl and TensorBoard events."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from vitrail.training.callbacks import MetricsLog, read_rows
+from vitrail.training.config import Settings
 from vitrail.training.recipes import METRICS
 
 
@@ -20,6 +23,25 @@ def test_rows_round_trip_and_repeated_or_truncated_ones_are_dropped(tmp_path):
         file.write('{"step": 2, "lo')
     metrics_log(tmp_path, after_step=2).add({"step": 3, "loss": 1.0})
     assert read_rows(tmp_path / METRICS) == [*rows[:2], {"step": 3, "loss": 1.0}]
+
+
+def test_rewind_drops_losses_and_restarts_the_clock(tmp_path):
+    log = MetricsLog(tmp_path, steps=800, tensorboard=False)  # every second step is logged
+    schedule = SimpleNamespace(steps=800, settings=Settings(), image_size=lambda step: 8)
+    optimizers = [SimpleNamespace(param_groups=[{"lr": 0.1}])]
+
+    def end_step(step, loss):
+        state = SimpleNamespace(step=step, schedule=schedule, optimizers=optimizers)
+        result = SimpleNamespace(loss=loss, grad_norm=1.0)
+        return log.end_step(state, result, elapsed=0.0, epoch=0.0)
+
+    for step in (1, 2, 3):
+        end_step(step, 9.0)
+    log.step_started -= 1000  # the step that diverged
+    log.rewind(1)
+    assert end_step(2, 1.0)["seconds_left"] < 798 * 1000
+    assert log.step_seconds < 1000
+    assert [(row["step"], row["loss"]) for row in read_rows(tmp_path / METRICS)] == [(2, 1.0)]
 
 
 def events(folder) -> dict[str, list[tuple[int, float]]]:

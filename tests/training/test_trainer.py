@@ -41,7 +41,7 @@ from vitrail.training.config import (
 )
 from vitrail.training.loop import Evaluator
 from vitrail.training.objectives import Classification
-from vitrail.training.recipes import read_recipe, read_run
+from vitrail.training.recipes import METRICS, read_recipe, read_run
 from vitrail.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -257,6 +257,8 @@ def test_retries_halve_the_learning_rate_until_the_run_finishes(
     recorder = Recorder()
     assert tiny_run(colors, tmp_path / "other", retries=1, callback=recorder).finished
     assert any("at step 3 " in line and "rolled back to step 0" in line for line in recorder.lines)
+    steps = [row["step"] for row in read_rows(tmp_path / "other" / METRICS) if "loss" in row]
+    assert steps == list(range(1, SETTINGS.steps + 1))
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "other").values())
 
 

@@ -83,21 +83,27 @@ class MetricsLog:
         self, folder: Path | None, *, after_step: int = 0, steps: int = 1, tensorboard: bool = True
     ) -> None:
         self.path = None if folder is None else folder / METRICS
-        self.rows: list[Row] = []
+        self.tensorboard = tensorboard
         self.events: Any = None
-        if folder is not None and self.path is not None:
-            self.rows = [row for row in read_rows(self.path) if row["step"] <= after_step]
-            write_atomic(self.path, "".join(map(to_line, self.rows)))
-            with suppress(ImportError):  # pip install 'vitrail[track]'
-                if tensorboard:
-                    from torch.utils.tensorboard import SummaryWriter
-
-                    # TensorBoard hides earlier events from `purge_step` on.
-                    path = str(folder / "tensorboard")
-                    self.events = SummaryWriter(path, purge_step=after_step + 1)
         self.every = max(1, steps // LOGGED_ROWS)
         self.step_seconds = 0.0  # of the last step
         self.total_seconds = 0.0  # of all steps
+        self.rewind(after_step)
+
+    def rewind(self, step: int) -> None:
+        """Drop the rows after `step`, and restart the clock: the next steps are taken again."""
+        self.close()
+        self.rows: list[Row] = []
+        if self.path is not None:
+            self.rows = [row for row in read_rows(self.path) if row["step"] <= step]
+            write_atomic(self.path, "".join(map(to_line, self.rows)))
+            with suppress(ImportError):  # pip install 'vitrail[track]'
+                if self.tensorboard:
+                    from torch.utils.tensorboard import SummaryWriter
+
+                    # TensorBoard hides earlier events from `purge_step` on.
+                    path = str(self.path.with_name("tensorboard"))
+                    self.events = SummaryWriter(path, purge_step=step + 1)
         self.losses: list[float] = []  # since the last row that was written
         self.times: list[float] = []
         self.start_step()
