@@ -354,6 +354,7 @@ def test_lock_is_exclusive_and_released_after_a_kill(tmp_path):
 def test_second_interrupt_raises():
     before = signal.getsignal(signal.SIGINT)  # ignored in a background job of a shell
     with graceful_stop() as stop:
+        stop.graceful = True
         assert not stop
         os.kill(os.getpid(), signal.SIGINT)
         assert stop

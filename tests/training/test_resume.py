@@ -12,7 +12,7 @@ import vitrail
 from tiny_runs import SETTINGS, TINY, Recorder, equal, tiny_run, weights
 from vitrail.cli import main
 from vitrail.training import trainer
-from vitrail.training.checkpoint import lock_folder
+from vitrail.training.checkpoint import has_state, lock_folder
 from vitrail.training.objectives import Classification
 from vitrail.training.recipes import write_run
 from vitrail.training.schedules import Schedule
@@ -117,6 +117,33 @@ def test_unfinished_run_is_resumed_only_by_a_restarted_process(colors, tmp_path,
 def test_resume_after_kill_is_bit_exact(tmp_path):
     _, different = kill_and_resume(tmp_path, kills=2, seed=0, steps=40)
     assert not different
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_before_the_first_step_interrupts_at_once(colors, tmp_path, number):
+    class Signal(Recorder):
+        def log(self, line):
+            super().log(line)
+            signal.raise_signal(number)
+
+    handler, recorder = signal.getsignal(number), Signal()
+    with pytest.raises(KeyboardInterrupt):
+        tiny_run(colors, tmp_path / "run", callback=recorder)
+    assert len(recorder.lines) == 1
+    assert not recorder.rows
+    assert not has_state(tmp_path / "run")
+    assert signal.getsignal(number) is handler
+
+
+def test_sigterm_during_a_step_saves_the_state_even_if_repeated(colors, tmp_path):
+    class Signal(vitrail.Callback):
+        def on_step(self, row):
+            for _ in range(2 * (row["step"] == 3)):
+                signal.raise_signal(signal.SIGTERM)
+
+    result = tiny_run(colors, tmp_path / "run", callback=Signal())
+    assert (result.step, result.finished) == (3, False)
+    assert tiny_run(colors, tmp_path / "run", resume=True).finished
 
 
 def test_sigterm_saves_the_state(colors, tmp_path):

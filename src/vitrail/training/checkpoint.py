@@ -315,15 +315,19 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 class StopSignal:
-    """True once Ctrl-C or SIGTERM was received; a second Ctrl-C interrupts at once."""
+    """True once Ctrl-C or SIGTERM was received; a second Ctrl-C interrupts at once.
 
+    Until `graceful` is set, there is nothing to save, and either of them interrupts at once.
+    """
+
+    graceful = False
     signal: str | None = None  # that was received
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if not self.graceful or (self.signal is not None and number == signal.SIGINT):
             raise KeyboardInterrupt
         self.signal = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
