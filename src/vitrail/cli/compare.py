@@ -42,7 +42,7 @@ B = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="B", help="Candid
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(DataOptions):
-    """Compare two models on the same images: accuracy, flipped images, speed, size.
+    """Compare two models on the same images: accuracy, changed predictions, speed, size.
 
     A and B are bundles, weights files, hf:owner/name, or exported .onnx files."""
 
@@ -106,7 +106,7 @@ class Compare(DataOptions):
             for path in written:
                 print(f"done: {path}")
             if not written:
-                log("\nUse --out for a page with the flipped images.")
+                log("\nUse --out for a page with the changed predictions.")
         if self.max_drop is not None and result.difference.low < -self.max_drop:
             raise UnmetError(
                 f"B may be {percent(-result.difference.low)} less accurate (95 % CI), more than "
