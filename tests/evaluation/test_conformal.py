@@ -165,7 +165,7 @@ def test_calibrate_stores_sets_that_predict_and_python_use(calibrated, capsys):
 
 
 @pytest.mark.slow
-def test_thresholds_are_exported_and_dropped_when_the_head_changes(calibrated):
+def test_thresholds_are_exported_and_dropped_when_the_head_changes(calibrated, caplog):
     folder, data = calibrated
     model, conformal, _ = vitrail.calibrate(folder / "model", data, error_rate=0.1)
     assert vitrail.Predictor(model).conformal == conformal
@@ -175,6 +175,85 @@ def test_thresholds_are_exported_and_dropped_when_the_head_changes(calibrated):
         model.head.weight *= 2
     assert vitrail.Predictor(model).conformal is None
     assert "conformal" not in describe_model(model)
+    caplog.clear()
+    vitrail.export_model(model, folder / "changed.onnx")
+    assert len(warnings_of(caplog)) == 1
+    assert vitrail.Predictor(folder / "changed.onnx").conformal is None
+
+
+def warnings_of(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == module.logger.name]
+
+
+@pytest.fixture
+def thresholds(calibrated):
+    """A model with thresholds, and its bundle."""
+    folder, data = calibrated
+    model, conformal, _ = vitrail.calibrate(folder / "model", data, error_rate=0.1)
+    vitrail.save(model, folder / "fits")
+    return model, conformal, folder / "fits"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"merge": 1},
+        {"numerics": "timm"},
+        {"image_size": 12},
+        {"preprocessing": "deit"},
+        {"num_classes": 5},
+        {"backbone": 2.0},
+        {"head": 2.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_thresholds_of_other_probabilities_are_ignored_with_one_warning(thresholds, caplog, change):
+    _, conformal, bundle = thresholds
+    assert vitrail.Predictor(bundle).conformal == conformal
+    compiled = torch.compile(vitrail.load(bundle), backend="eager")
+    assert vitrail.Predictor(compiled).conformal == conformal
+    assert not warnings_of(caplog)
+    scale = {name: change.pop(name) for name in ("backbone", "head") if name in change}
+    merge = {name: change.pop(name) for name in ("merge",) if name in change}
+    model = vitrail.load(bundle, **change)
+    with torch.no_grad():
+        if "backbone" in scale:
+            model.stem.projection.weight *= scale["backbone"]
+        if "head" in scale:
+            model.head.weight *= scale["head"]
+    assert vitrail.Predictor(model, **merge).conformal is None
+    (message,) = warnings_of(caplog)
+    assert "thresholds of prediction sets and abstention are ignored: the weights" in message
+    assert "run `vitrail calibrate` again" in message
+
+
+def test_thresholds_of_a_model_calibrated_with_merging_need_it(thresholds, calibrated):
+    model, *_ = thresholds
+    model.merge = 1
+    vitrail.calibrate(model, calibrated[1], error_rate=0.1)
+    assert vitrail.Predictor(model).conformal is not None
+    assert vitrail.Predictor(model, merge=0).conformal is None
+
+
+def test_thresholds_do_not_apply_to_int8(thresholds, caplog):
+    model, conformal, bundle = thresholds
+    assert vitrail.Predictor(bundle, engine="onnx").conformal == conformal
+    guard = vitrail.AccuracyGuard(max_drop=1)
+    assert not warnings_of(caplog)
+    assert vitrail.Predictor(bundle, engine="onnx-int8", guard=guard).conformal is None
+    (message,) = warnings_of(caplog)
+    assert "int8 changes the probabilities" in message
+    assert "conformal" not in describe_model(model, int8=True)
+
+
+def test_thresholds_without_a_digest_of_the_model_are_ignored(thresholds, caplog):
+    """Those of development versions stored only a digest of the head."""
+    model, conformal, _ = thresholds
+    values = conformal.to_dict() | {"head": conformal.digest}
+    del values["digest"]
+    model.metadata = replace(get_metadata(model), conformal=values)
+    assert vitrail.Predictor(model).conformal is None
+    assert "calibrate` again" in caplog.text
 
 
 def test_targets_that_the_data_cannot_support_are_refused(calibrated):

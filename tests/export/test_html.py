@@ -25,7 +25,7 @@ from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
 from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import CheckpointError
-from vitrail.evaluation.conformal import Conformal, head_digest
+from vitrail.evaluation.conformal import Conformal, model_digest
 from vitrail.export.html import WORKER
 from vitrail.export.kernel_program import BASE as FIRST_ADDRESS
 from vitrail.export.kernel_program import compile_model
@@ -201,7 +201,7 @@ def test_ridge_head_equals_pythons(count, classes, scripts):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     model = model_with_classes(size=16, image_size=16, depth=3)
-    bins = {"abstain": (0.6,), "edges": (0.5,), "shares": (0.5, 0.5), "head": head_digest(model)}
+    bins = {"abstain": (0.6,), "edges": (0.5,), "shares": (0.5, 0.5), "digest": model_digest(model)}
     limits = (0.7, 1.052, 1.21)  # all three sum to 1.2, give or take rounding
     calibrated = Conformal(method="raps", error_rate=0.1, samples=50, thresholds=limits, **bins)
     model.metadata = replace(model.metadata, conformal=calibrated.to_dict())

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 
 import vitrail
 from vitrail.errors import ConfigError
-from vitrail.evaluation.conformal import Conformal, head_digest
+from vitrail.evaluation.conformal import Conformal, model_digest
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.app import make_app
 from vitrail.serving.config import ServerConfig
@@ -116,7 +116,7 @@ def test_calibrated_model_returns_sets_and_warns_of_drift():
     model = tiny_model()
     bins = {"edges": tuple(np.linspace(0.4, 0.9, 9)), "shares": (0.1,) * 10}
     values = {"error_rate": 0.1, "samples": 1000, "thresholds": (1.0,), **bins}
-    conformal = Conformal(method="lac", head=head_digest(model), **values)
+    conformal = Conformal(method="lac", digest=model_digest(model), **values)
     model.metadata = replace(model.metadata, conformal=conformal.to_dict())
     with make_state({"tiny": model}) as state, TestClient(make_app(state)) as client:
         assert client.get("/model").json()["conformal"] == {"method": "lac", "error_rate": 0.1}

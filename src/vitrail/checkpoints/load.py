@@ -94,6 +94,10 @@ MAX_GROWTH = 4  # of the number of weights by an adapter, whose header is untrus
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
 REGULARIZATION = ("dropout", "drop_path", "patch_dropout")  # settings that affect no weight
 EXAMPLE = builtin.LARGER
+# Fields of configs that 0.1 did not have: they change a digest only if they are not at their
+# defaults, so that classes taught with 0.1 stay valid.
+NEW_FIELDS = ("attention", "class_token", "key_bias", "norm", "pre_norm", "qk_norm")
+NEW_FIELDS += ("rope_theta", "unit")
 OUR_TENSORS = {  # one of each family, to recognize a state dict of ours
     "encoder.blocks.0.attention.qkv.weight",
     "blocks.0.token_mixing.fc1.weight",
@@ -480,6 +484,20 @@ def digest_of_base(state: Mapping[str, Tensor], names: Iterable[str]) -> str:
     """Return a hash of the matrices that the low-rank updates among `names` are added to."""
     updated = [f"{name.removesuffix('lora_b')}weight" for name in names if name.endswith("lora_b")]
     return bundle.digest({name: state[name] for name in updated}, {})
+
+
+def backbone_digest(model: Model, **about: Any) -> str:
+    """Return a digest of everything that determines a model's features, and of `about`."""
+    tensors = {n: x for n, x in model.state_dict().items() if n.split(".")[0] not in HEADS}
+    config = to_dict(model.config)
+    for name in NEW_FIELDS:
+        rest = {key: value for key, value in config.items() if key != name}
+        if from_dict(rest) == model.config:
+            config = rest
+    config["num_classes"] = 0
+    if merge := getattr(model, "merge", 0):  # only then: caches without merging stay valid
+        config["merge"] = merge
+    return bundle.digest(tensors, {"model": config, **about})
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ same distribution, and not used for training. `Conformal.drift` detects a shift 
 Shapes: N images, K classes.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -25,8 +26,9 @@ from typing import Any, Literal
 import numpy as np
 
 from vitrail.checkpoints.bundle import digest
-from vitrail.checkpoints.load import HEADS, Reference, load
+from vitrail.checkpoints.load import HEADS, Reference, backbone_digest, load
 from vitrail.checkpoints.metadata import Metadata, get_metadata
+from vitrail.checkpoints.rules import unwrap_model
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.evaluation.calibration import probabilities
 from vitrail.evaluation.evaluate import evaluate
@@ -34,6 +36,7 @@ from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, percent
 from vitrail.models.vit import Model
 
+logger = logging.getLogger(__name__)
 Method = Literal["lac", "aps", "raps"]
 METHODS: tuple[Method, ...] = ("lac", "aps", "raps")
 RAPS_PENALTY = 0.1  # for each class that ranks above; fixed, not tuned
@@ -58,7 +61,7 @@ class Conformal:
     abstain: tuple[float, ...] = ()  # of the confidence, one or one for each class; () if none
     edges: tuple[float, ...] = ()  # of the bins of the drift check
     shares: tuple[float, ...] = ()  # of the calibration images in each bin
-    head: str = ""  # digest of the head that was calibrated
+    digest: str = ""  # of the calibrated model
     data: str = ""
 
     def sets(self, probabilities: np.ndarray) -> np.ndarray:
@@ -106,7 +109,8 @@ class Conformal:
     def from_dict(cls, values: Mapping[str, Any], classes: int) -> "Conformal":
         """Undo `to_dict` for a model with this many classes; other keys are ignored."""
         try:
-            known = {field.name: values[field.name] for field in fields(cls)}
+            known: dict[str, Any] = {"digest": values.get("digest", "")}  # old files have none
+            known |= {f.name: values[f.name] for f in fields(cls) if f.name not in known}
             numbers = ("thresholds", "abstain", "edges", "shares")
             known |= {name: tuple(map(float, known[name])) for name in numbers}
             conformal = cls(**known)
@@ -189,25 +193,50 @@ def calibrate(
         else (),
         edges=tuple(edges.tolist()),
         shares=tuple((np.bincount(bins, minlength=len(edges) + 1) / len(labels)).tolist()),
-        head=head_digest(model),
+        digest=model_digest(model),
         data=str(data) if isinstance(data, str | PathLike) else "",
     )
     model.metadata = replace(get_metadata(model), conformal=conformal.to_dict())
     return model, conformal, result
 
 
-def load_conformal(metadata: Metadata, classes: int, model: Model | None) -> Conformal | None:
-    """Return a model's thresholds; None without any, or if the head has changed since."""
+def load_conformal(
+    metadata: Metadata,
+    classes: int,
+    model: Model | None,
+    *,
+    int8: bool = False,
+    warn: bool = True,
+) -> Conformal | None:
+    """Return the thresholds in a model's metadata; None, and `warn`, if they do not apply.
+
+    Without `model`, such as for an exported file, they are not compared with it.
+    """
     if not metadata.conformal:
         return None
-    conformal = Conformal.from_dict(metadata.conformal, classes)
-    return conformal if model is None or head_digest(model) == conformal.head else None
+    reason = ""
+    if int8:
+        reason = "int8 changes the probabilities; use another engine or precision"
+    elif model is not None and model_digest(model) != metadata.conformal.get("digest"):
+        reason = (
+            "the weights, configuration, token merging or preprocessing differ from those that "
+            "were calibrated; run `vitrail calibrate` again"
+        )
+    if not reason:
+        return Conformal.from_dict(metadata.conformal, classes)
+    if warn:
+        logger.warning(
+            "warning: the thresholds of prediction sets and abstention are ignored: %s", reason
+        )
+    return None
 
 
-def head_digest(model: Model) -> str:
-    """Return a digest of the head and the preprocessing, which decide the probabilities."""
-    tensors = {n: x for n, x in model.state_dict().items() if n.split(".")[0] in HEADS}
-    return digest(tensors, get_metadata(model).preprocessing.to_dict())
+def model_digest(model: Model) -> str:
+    """Return a digest of everything that determines the probabilities."""
+    model = unwrap_model(model)
+    heads = {n: x for n, x in model.state_dict().items() if n.split(".")[0] in HEADS}
+    preprocessing = get_metadata(model).preprocessing.to_dict()
+    return backbone_digest(model, head=digest(heads, {}), preprocessing=preprocessing)
 
 
 def class_scores(probabilities: np.ndarray, method: Method) -> np.ndarray:

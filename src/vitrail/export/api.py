@@ -9,7 +9,9 @@ from torch import nn
 
 from vitrail.checkpoints.files import atomic_write
 from vitrail.checkpoints.load import Reference, load
+from vitrail.checkpoints.metadata import get_metadata
 from vitrail.errors import ConfigError, unknown
+from vitrail.evaluation.conformal import load_conformal
 from vitrail.evaluation.evaluate import Progress
 from vitrail.export import MAX_DROP, Target
 from vitrail.export.session import OnnxEngine, open_session, run_session
@@ -99,6 +101,7 @@ def export_model(
         raise ConfigError(f"{path} exists; choose another --out, or use --overwrite")
     folder = None if isinstance(model, nn.Module) else Path(model)
     model = prepare_model(model if isinstance(model, nn.Module) else load(model))
+    load_conformal(get_metadata(model), model.config.num_classes, model, int8=int8)  # warns
     notes: tuple[str, ...] = ()
     cost = None
     with atomic_write(path) as temporary:

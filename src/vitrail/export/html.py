@@ -25,7 +25,6 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset
 from vitrail.data.decode import thumbnail, to_jpeg
 from vitrail.errors import ConfigError
-from vitrail.evaluation.conformal import load_conformal
 from vitrail.evaluation.evaluate import Progress
 from vitrail.export.kernel_program import KernelProgram, compile_model
 from vitrail.export.session import open_session, run_session
@@ -104,17 +103,19 @@ def build_page(
     shape = program.tensors["images"][1:]
     values = (np.arange(np.prod(shape)) * 7919 % 2003) / 1001.5 - 1
     outputs = run(torch.from_numpy(values.astype(np.float32).reshape(shape)))
-    about = describe_page(model, program, title) | {
+    about = describe_page(model, program, title, int8=int8) | {
         "examples": read_examples(examples) if examples else [],
         "check": torch.cat([x.flatten() for x in outputs.values()]).tolist(),
     }
     return render(about, program.weights, taught, title), difference, cost
 
 
-def describe_page(model: Model, program: KernelProgram, name: str) -> dict[str, Any]:
+def describe_page(
+    model: Model, program: KernelProgram, name: str, *, int8: bool = False
+) -> dict[str, Any]:
     """Return what the page knows about the model, with the keys of the server's /model."""
     metadata, config = get_metadata(model), model.config
-    conformal = load_conformal(metadata, config.num_classes, model)
+    described = describe_model(model, int8=int8)
     view = None
     if isinstance(config, VitConfig) and f"layer {config.depth - 1}" in program.tensors:
         lag = (1 - 1 / config.stride[0]) / 2 if config.stem == "conv" else 0.0
@@ -130,11 +131,11 @@ def describe_page(model: Model, program: KernelProgram, name: str) -> dict[str, 
         }
     return {
         "name": name,
-        "architecture": describe_model(model)["name"],
+        "architecture": described["name"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "classes": list(metadata.names(config.num_classes)),
         "multi_label": metadata.multi_label,
-        "conformal": None if conformal is None else conformal.to_dict(),
+        "conformal": described.get("conformal"),
         "image_size": list(metadata.preprocessing.size),
         "channels": config.channels,
         "preprocessing": metadata.preprocessing.to_dict(),

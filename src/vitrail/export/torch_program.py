@@ -51,8 +51,9 @@ class ModelOutputs(nn.Module):
 def describe_model(model: Model, *, int8: bool = False) -> dict[str, Any]:
     """Return the metadata of an exported file as plain values."""
     metadata = get_metadata(model)
-    if load_conformal(metadata, model.config.num_classes, model) is None:
-        metadata = replace(metadata, conformal={})  # of another head
+    # `export_model` and `Predictor` warn.
+    if not load_conformal(metadata, model.config.num_classes, model, int8=int8, warn=False):
+        metadata = replace(metadata, conformal={})
     return {
         "vitrail": __version__,
         "name": name_of(model.config),

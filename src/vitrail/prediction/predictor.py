@@ -41,7 +41,7 @@ from vitrail.errors import ConfigError, DataError, renamed_attribute, renamed_ke
 from vitrail.evaluation.conformal import Conformal, load_conformal
 from vitrail.evaluation.evaluate import Runner
 from vitrail.models.vit import Model
-from vitrail.prediction.engines import AccuracyGuard, Engine, EngineChoice, open_engine
+from vitrail.prediction.engines import AccuracyGuard, Engine, EngineChoice, TorchEngine, open_engine
 
 DEFAULT_TOP = 5
 MULTI_LABEL_THRESHOLD = 0.5  # probability from which a class applies to a multi-label model's image
@@ -200,7 +200,12 @@ class Predictor:
             )
             self.channels = self.model.config.channels
             self.num_classes = self.model.config.num_classes
-        self.conformal = load_conformal(self.metadata, self.num_classes, self.model)
+        self.conformal = load_conformal(
+            self.metadata,
+            self.num_classes,
+            self.engine.model if isinstance(self.engine, TorchEngine) else self.model,
+            int8=not isinstance(self.engine, TorchEngine) and self.engine.int8,
+        )
         self.classes = self.metadata.names(self.num_classes)
         # Decodes and resizes an image: encoded bytes or pixels to uint8 (C, H, W).
         self.preprocess = EvalTransform(

@@ -20,9 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail import __version__, distributed
-from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.load import HEADS
+from vitrail.checkpoints.load import backbone_digest
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.rules import replaced_module
 from vitrail.data.datasets import Dataset
@@ -32,13 +31,7 @@ from vitrail.data.provenance import content_hash
 from vitrail.data.storage import cache_folder
 from vitrail.errors import CheckpointError, DataError
 from vitrail.evaluation.evaluate import collect_outputs, labels_at
-from vitrail.models.config import from_dict, to_dict
 from vitrail.models.vit import Model, eval_mode
-
-# Fields of configs that 0.1 did not have: they change a digest only if they are not at their
-# defaults, so that classes taught with 0.1 stay valid.
-NEW_FIELDS = ("attention", "class_token", "key_bias", "norm", "pre_norm", "qk_norm")
-NEW_FIELDS += ("rope_theta", "unit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +138,3 @@ def extract(
         indices=indices,
         skipped=skipped,
     )
-
-
-def backbone_digest(model: Model, **about: Any) -> str:
-    """Return a digest of everything that determines a model's features, and of `about`."""
-    tensors = {n: x for n, x in model.state_dict().items() if n.split(".")[0] not in HEADS}
-    config = to_dict(model.config)
-    for name in NEW_FIELDS:
-        rest = {key: value for key, value in config.items() if key != name}
-        if from_dict(rest) == model.config:
-            config = rest
-    config["num_classes"] = 0
-    if merge := getattr(model, "merge", 0):  # only then: caches without merging stay valid
-        config["merge"] = merge
-    return digest(tensors, {"model": config, **about})

@@ -27,7 +27,7 @@ from torch import Tensor
 from vitrail import distributed
 from vitrail.checkpoints.bundle import check_class_names, check_overwrite
 from vitrail.checkpoints.files import atomic_write
-from vitrail.checkpoints.load import load, with_head
+from vitrail.checkpoints.load import backbone_digest, load, with_head
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.datasets import open_dataset
@@ -38,7 +38,7 @@ from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.evaluation.evaluate import Progress
 from vitrail.formatting import comma_list
 from vitrail.models.vit import Model
-from vitrail.probing.features import backbone_digest, features_of
+from vitrail.probing.features import features_of
 from vitrail.probing.fewshot import draw
 from vitrail.probing.ridge import DEFAULT_L2, L2_GRID, fit_moments, fit_path
 

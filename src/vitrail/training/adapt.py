@@ -29,7 +29,7 @@ import numpy as np
 
 from vitrail import distributed
 from vitrail.checkpoints.files import write_json
-from vitrail.checkpoints.load import load, with_head
+from vitrail.checkpoints.load import backbone_digest, load, with_head
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.datasets import ImageDataset
@@ -42,7 +42,7 @@ from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import duration, percent
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
-from vitrail.probing.features import Features, backbone_digest, features_of
+from vitrail.probing.features import Features, features_of
 from vitrail.probing.fewshot import accuracy_of
 from vitrail.probing.probes import DECAY, fit_logistic
 from vitrail.probing.ridge import L2_GRID, fit, fit_path
