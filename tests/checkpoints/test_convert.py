@@ -6,7 +6,7 @@ import pytest
 from small_models import FAMILIES, VIT, random_model, same_weights
 from torch import nn
 
-from vitrail import CheckpointError, load, save
+from vitrail import CheckpointError, ConfigError, load, save
 from vitrail.checkpoints import save as saving
 from vitrail.checkpoints.save import convert
 from vitrail.cli import main
@@ -105,7 +105,7 @@ def test_overriding_stated_preprocessing_is_warned_about(tmp_path, capsys):
     command = ["convert", str(tmp_path / "bundle"), str(tmp_path / "out"), "--to", "bundle"]
     assert main([*command, "--preprocessing", "timm"]) == 0
     assert "warning" not in capsys.readouterr().err
-    assert main([*command, "--preprocessing", "deit"]) == 0
+    assert main([*command, "--preprocessing", "deit", "--overwrite"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {tmp_path / 'bundle'} states mean (0.5, 0.5, 0.5)")
 
@@ -154,6 +154,45 @@ def test_failed_conversion_keeps_the_old_file(npz, tmp_path):
     with pytest.raises(CheckpointError):
         convert(tmp_path / "absent.npz", tmp_path / "out.npz", "google")
     assert (tmp_path / "out.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "to", "message"),
+    [
+        ("a", "b", "bundle", "b already contains a model; choose another"),
+        ("a", "b", "timm", "b already contains a model"),
+        ("a", "a", "timm", "a would replace the source"),
+        ("a/model.safetensors", "a", "bundle", "a would replace the source"),
+        ("timm", "timm/model.safetensors", "timm", "model.safetensors would replace the source"),
+        ("model.npz", "model.npz", "google", "model.npz would replace the source"),
+    ],
+)
+def test_bundles_and_the_source_are_replaced_only_with_overwrite(
+    tmp_path, source, destination, to, message
+):
+    model = random_model(VIT.change(numerics="timm"))
+    for name in "ab":
+        save(model if name == "a" else random_model(VIT, seed=1), tmp_path / name)
+    save(model, tmp_path / "timm", "timm")
+    save(random_model(VIT), tmp_path / "model.npz", "google")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    with pytest.raises(ConfigError, match=message):
+        convert(tmp_path / source, tmp_path / destination, to)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    expected = load(tmp_path / source)
+    convert(tmp_path / source, tmp_path / destination, to, overwrite=True)
+    assert same_weights(load(tmp_path / destination), expected)
+
+
+def test_the_weights_of_a_bundle_are_not_replaced_but_other_files_are(tmp_path):
+    save(random_model(VIT.change(numerics="timm")), tmp_path / "source")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("[]")
+    for destination in ("out", "out", "out.safetensors", "out.safetensors"):
+        convert(tmp_path / "source", tmp_path / destination, "timm")
+    assert main(["convert", str(tmp_path / "source"), str(tmp_path / "out"), "--to", "bundle"]) == 0
+    with pytest.raises(ConfigError, match="out already contains a model"):
+        convert(tmp_path / "source", tmp_path / "out" / "model.safetensors", "timm")
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_convert_passes_the_warning_on(tmp_path, capsys):
     output = capsys.readouterr()
     assert output.err.startswith("warning: ")
     assert json.loads(output.out)["notice"] == output.err.strip()
-    assert main([*arguments, "--preprocessing", "deit"]) == 0
+    assert main([*arguments, "--preprocessing", "deit", "--overwrite"]) == 0
     assert capsys.readouterr().err == ""
 
 

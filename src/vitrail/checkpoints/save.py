@@ -5,8 +5,10 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
+from os.path import realpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints import bundle, hub
-from vitrail.checkpoints.files import SUFFIXES, write_file, write_json
+from vitrail.checkpoints.files import SUFFIXES, read_json, write_file, write_json
 from vitrail.checkpoints.google import PRE_2021_NAMES
 from vitrail.checkpoints.load import (
     ADAPTER,
@@ -43,7 +45,7 @@ from vitrail.checkpoints.rules import (
 )
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.transforms import Backend, EvalTransform, normalize
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.config import NUMERICS, pair, to_dict
 from vitrail.models.lora import is_adapted
 from vitrail.models.registry import name_of
@@ -222,13 +224,17 @@ def convert(
     half: bool = False,
     allow_loss: bool = False,
     dry_run: bool = False,
+    overwrite: bool = False,
 ) -> Conversion:
     """Write the source in another format and verify that it is the same model.
 
     `adapter` is a LoRA adapter that is merged into the source first. `drop_head` leaves a model of
     features. `half` rounds the weights of a bundle to float16; the difference is that of rounding.
+    `overwrite` replaces a bundle at the destination, or the source.
     """
-    weights_path(destination, to)  # reject a wrong destination before any work
+    file = weights_path(destination, to)  # reject a wrong destination before any work
+    if not overwrite:
+        check_replaced(source, destination, file)
     if half and to != "bundle":
         raise CheckpointError(f"--half stores a bundle as float16; --to {to} is always float32")
     model, source_format, changes, family = open_reference(source, format=from_format, heads=heads)
@@ -303,6 +309,19 @@ def convert(
     except OSError as error:
         raise CheckpointError(f"cannot write {destination}: {error.strerror}") from None
     return conversion._replace(difference=difference, notes=[*notes, *heads_note])
+
+
+def check_replaced(source: Reference, destination: Path, file: Path) -> None:
+    """Raise if weights written to `file` replace the source or a bundle."""
+    given, hint = realpath(source), "choose another destination, or pass --overwrite"
+    hint = f"{hint} (in Python overwrite=True)"
+    within = file.exists() and given in (realpath(file), realpath(file.parent))
+    if within or given == realpath(destination):
+        raise ConfigError(f"{destination} would replace the source; {hint}")
+    if file.name == bundle.WEIGHTS and bundle.contains_model(file.parent):
+        with suppress(CheckpointError):  # not a bundle
+            if "vitrail" in read_json(file.parent / bundle.CONFIG):
+                raise ConfigError(f"{file.parent} already contains a model; {hint}")
 
 
 def reload(path: Path, format: str, model: Model) -> tuple[Model, list[str]]:

@@ -111,6 +111,8 @@ class Convert:
     """Drop numerics that the format cannot express. Weights are never dropped."""
     dry_run: bool = False
     """Print what would be done, and write nothing."""
+    overwrite: bool = False
+    """Replace a bundle at the destination, or the source."""
     json: Json = False
 
     def run(self) -> None:
@@ -122,7 +124,7 @@ class Convert:
             self.to,
             from_format=self.source_format,
             **options_of(self, "heads", "preprocessing", "adapter", "drop_head", "half"),
-            **options_of(self, "allow_loss", "dry_run"),
+            **options_of(self, "allow_loss", "dry_run", "overwrite"),
         )
         if done.notice:
             log_stderr(done.notice)
