@@ -11,7 +11,7 @@ from tiny_sets import pixels, png, same_samples
 
 from fuzzing import count_rejected
 from vitrail.data import arrays
-from vitrail.data.datasets import open_dataset, split_counts
+from vitrail.data.datasets import SampleEncoder, open_dataset, split_counts
 from vitrail.data.provenance import fingerprint
 from vitrail.data.storage import allow_outside
 from vitrail.data.tar_shards import pack
@@ -306,6 +306,42 @@ def test_save_to_disk_with_all_kinds_of_labels(datasets, tmp_path):
         table = datasets.Dataset.from_dict({"img": images, name: values}, features)
         table.save_to_disk(tmp_path / name)
         assert list(open_dataset(tmp_path / name, "all").labels()) == expected
+
+
+def test_labels_of_a_table_belong_to_their_rows(datasets, tmp_path):
+    def save(kind, labels):
+        images = [{"bytes": png(i), "path": None} for i in range(len(labels))]
+        features = datasets.Features({"image": datasets.Image(), "label": kind})
+        return datasets.Dataset.from_dict({"image": images, "label": labels}, features)
+
+    text, number = datasets.Value("string"), datasets.ClassLabel(names=["cat", "dog"])
+    path = tmp_path / "a.parquet"
+    save(text, ["cat; tabby", "dog", "cat|tabby"]).to_parquet(path)
+    source = open_dataset(path, "all")
+    assert source.classes == ("cat", "dog", "tabby")
+    assert list(source.labels()) == [(0, 2), (1,), (0, 2)]
+    save(datasets.List(number), [[0, 1], None, [1]]).to_parquet(path)
+    assert list(open_dataset(path, "all").labels()) == [(0, 1), (), (1,)]
+    for kind, labels in (
+        (text, ["cat", None, "dog", "cat"]),
+        (text, ["cat", "", "dog; cat", "cat"]),
+        (number, [0, None, 1, 0]),
+    ):
+        save(kind, labels).to_parquet(path)
+        with pytest.raises(DataError, match=r"a\.parquet: row 1 of split train has no label"):
+            open_dataset(path, "all")
+    splits = {"train": save(text, ["dog", "cat"]), "test": save(text, [None, None])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "hidden")
+    assert split_counts(tmp_path / "hidden") == {"train": 2}
+    assert open_dataset(tmp_path / "hidden").notes == ("split test has no labels and was skipped",)
+
+
+def test_single_label_dataset_has_one_label_per_image():
+    encoder = SampleEncoder()
+    for labels in (("a",), (), ("b",)):
+        encoder.add(labels)
+    with pytest.raises(DataError, match="set: some images do not have exactly one label"):
+        encoder.labels({"a": 0, "b": 1}, ("a", "b"), "set")
 
 
 def test_library_errors_are_one_line(datasets, tmp_path, monkeypatch):

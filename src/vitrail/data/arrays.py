@@ -604,15 +604,22 @@ def index_hf(reference: str) -> DatasetIndex:
     encoder, notes = SampleEncoder(multi_label=multi_label), []
     for split in list(splits):
         labels = [
-            tuple(map(str, value)) if multi_label else parse_labels(value)[0]
+            (tuple(map(str, () if value is None else value)), True)
+            if multi_label
+            else parse_labels(value)
             for value in tables[split].select_columns([label])[label][:]
         ]
-        if labels and all(values == ("-1",) for values in labels):  # unlabeled on the hub
+        missing = [not values and not several for values, several in labels]
+        hidden = [values == ("-1",) for values, _ in labels]  # unlabeled on the hub
+        if labels and (all(missing) or all(hidden)):
             notes.append(f"split {split} has no labels and was skipped")
             splits.remove(split)
             continue
-        for values in labels:
-            encoder.add(values, split)
+        if any(missing):
+            row = f"row {missing.index(True)}" + (f" of split {split}" if split else "")
+            raise DataError(f"{reference}: {row} has no label; label it or remove the row")
+        for values, several in labels:
+            encoder.add(values, split, multi_label=several)
     if not len(encoder.ends):
         raise DataError(f"{reference} contains no labeled images")
     classes, ids = number_classes(encoder, names)

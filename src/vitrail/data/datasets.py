@@ -162,6 +162,8 @@ class SampleEncoder:
                     f"{source}: unknown label {label!r}; the {len(classes):,} classes are "
                     f"{comma_list(classes)}"
                 )
+        if not self.multi_label and len(self.values) != len(self.ends):
+            raise DataError(f"{source}: some images do not have exactly one label")
         ids = np.array([class_ids[label] for label in self.codes], np.int32)
         labels = ids[np.frombuffer(self.values, np.int32)] if len(self.values) else ids
         ends = np.frombuffer(self.ends, np.int64) if len(self.ends) else np.zeros(0, np.int64)
