@@ -241,6 +241,27 @@ def test_images_of_using_are_recorded(home, folders):
     assert result.samples == 6
 
 
+def test_unknown_classes_of_using_are_not_taught(home, folders):
+    data = write_colors(home / "colors.npz")
+    tiny_run(data, home / "run")
+    for name in ("gray", "blue", "azure", "red", "green"):
+        paint(home / "set" / name, name if name in COLORS else "gray")
+    more = vitrail.teach(home / "run", some(folders, "gray"), home / "more", using=home / "set")
+    assert more.classes == ("blue", "green", "red", "gray")
+    assert more.replaced == ()
+    assert "images of the 3 known classes" in more.notes[0]
+    three = home / "three"
+    three.mkdir()
+    for name in ("blue", "red", "green"):
+        (home / "set" / name).rename(three / name)
+    same = vitrail.teach(home / "run", some(folders, "gray"), home / "same", using=three)
+    assert same.classes == more.classes
+    assert same.notes[0].partition(" come from")[0] == more.notes[0].partition(" come from")[0]
+    weights = [vitrail.load(home / name).state_dict() for name in ("more", "same")]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name])
+
+
 @pytest.mark.parametrize("kind", ["file", "transformers", "run"])
 def test_model_without_a_memory_is_not_changed_in_place(home, folders, capsys, kind):
     place = home / ("x.npz" if kind == "file" else "folder")

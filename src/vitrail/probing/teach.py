@@ -300,16 +300,21 @@ def recall(
             f"the model knows {len(metadata.class_names):,} classes, but has no images of them "
             f"({error}); pass --using with a dataset of them, or --only to drop them"
         ) from None
-    classes = len(train.classes)
-    per_class = max(2, min(PER_CLASS, MAX_BYTES // (4 * width * classes)))
-    rows = np.sort(draw(np.asarray(train.labels()), classes, per_class, seed=0))
+    names = set(metadata.class_names or train.classes)
+    known = [number for number, name in enumerate(train.classes) if name in names]
+    per_class = max(2, min(PER_CLASS, MAX_BYTES // (4 * width * len(known))))
+    labels = np.asarray(train.labels())
+    rows = np.sort(draw(labels, len(train.classes), per_class, seed=0))
+    rows = rows[np.isin(labels[rows], known)]
     features = features_of(model, train.subset(rows), progress=progress)
     if using is not None:
         added = DataProvenance.of(data, train)
         both = replace(added, samples=tuple(dict.fromkeys((*added.samples, *provenance.samples))))
         model.metadata = replace(metadata, provenance=dict(metadata.provenance) | both.to_dict())
-    note = f"{len(features):,} images of the {classes:,} known classes come from {data}"
-    memory = ProbeMemory.of(model, features.values, features.labels, train.classes)
+    note = f"{len(features):,} images of the {len(known):,} known classes come from {data}"
+    classes = tuple(train.classes[number] for number in known)
+    numbers = np.searchsorted(known, features.labels)  # labels are positions in `train.classes`
+    memory = ProbeMemory.of(model, features.values, numbers, classes)
     return memory, [note, "a linear probe replaces the trained head"]
 
 
