@@ -123,6 +123,15 @@ def test_tar_formats(tmp_path, format):
     assert [sample.data for sample in source] == [png(1), png(2), png(3)]
 
 
+def test_hidden_member_between_image_and_label_is_ignored(tmp_path):
+    """The tar of macOS writes the attributes of each file before it."""
+    members = [("0.jpg", b"a"), ("._0.cls", b"x"), ("0.cls", b"dog"), ("1.jpg", b"b")]
+    members += [("__MACOSX/1.cls", b"x"), (".x/1.cls", b"x"), ("1.cls", b"cat")]
+    source = open_dataset(make_tar(tmp_path / "a.tar", members), "all")
+    assert [(sample.data, sample.label) for sample in source] == [(b"a", 1), (b"b", 0)]
+    assert source.notes == ()
+
+
 def test_label_before_or_after_its_image_is_a_name_or_class_id(tmp_path):
     members = [
         ("x/1.cls", b"1\n"), ("x/1.jpg", b"a"),
@@ -297,6 +306,18 @@ def test_impossible_cached_index_is_ignored(tmp_path, column, change):
         arrays = dict(cached)
     np.savez(index, **arrays | {column: change(arrays[column])})
     assert list(open_dataset(path, "all")) == before
+
+
+def test_index_of_an_earlier_version_is_rebuilt(tmp_path):
+    path = make_tar(tmp_path / "a.tar", [("cat/1.jpg", b"one"), ("dog/2.jpg", b"two")])
+    before, index = list(open_dataset(path, "all")), tmp_path / ".a.tar.index.npz"
+    with np.load(index) as cached:
+        arrays = dict(cached)
+    stale = arrays | {"stamp": arrays["stamp"] - [1, 0, 0], "offsets": arrays["offsets"][::-1]}
+    np.savez(index, **stale)
+    assert list(open_dataset(path, "all")) == before
+    with np.load(index) as cached:
+        assert cached["stamp"].tolist() == arrays["stamp"].tolist()
 
 
 # Damaged and hostile files

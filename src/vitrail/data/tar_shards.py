@@ -77,7 +77,7 @@ MAX_TEXT_BYTES = 2**28  # of a text in a tar; a list of a million images has 2**
 MAX_LABEL_BYTES = 2**24  # of a label file, and of the values of a header
 MAX_NAME_BYTES = 2**16  # of a member's name; systems commonly allow 4096
 MAX_SHARD_BYTES = 256 * MIB  # large enough to stream, small enough to copy
-INDEX_VERSION = 1  # of the cached index; other versions are rebuilt
+INDEX_VERSION = 2  # of the cached index; other versions are rebuilt
 BLOCK = 512
 REGULAR = (b"0", b"\0", b"7")
 WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
@@ -365,15 +365,15 @@ def build_index(path: str) -> TarIndex:
 
     try:
         for name, start, size in tar_members(file):
+            last = name
+            if "/." in f"/{name}" or name.startswith("__MACOSX/"):
+                continue  # hidden
             base = name.rpartition("/")[2]
             stem, _, extension = base.partition(".")  # a key ends at the first dot
             member_key = name[: len(name) - len(base)] + stem
             if member_key != key:
                 end_sample()
                 key, label, images = member_key, "", 0
-            last = name
-            if "/." in f"/{name}" or name.startswith("__MACOSX/"):
-                continue  # hidden
             if is_image_name(base):
                 index.names.append(name)
                 index.offsets.append(start)
