@@ -106,6 +106,38 @@ def test_pack_writes_whole_shards_and_overwrites_none(tmp_path, capsys):
     assert list((tmp_path / "c").iterdir()) == []
 
 
+def test_shards_of_other_classes_are_not_relabeled(tmp_path):
+    a = make_folder(tmp_path / "a", {"train/cat": 2, "train/dog": 2, "val/cat": 1})
+    b = make_folder(tmp_path / "b", {"val/ant": 1, "val/cat": 1})
+    list(pack(str(a), tmp_path / "shards", split="train"))
+    with pytest.raises(DataError, match=r"already contains shards with other classes than .*/b;"):
+        list(pack(str(b), tmp_path / "shards", split="val"))
+    list(pack(str(a), tmp_path / "shards", split="val"))
+    for split in ("train", "val"):
+        assert same_samples(open_dataset(tmp_path / "shards", split), open_dataset(a, split))
+
+
+def test_failed_pack_removes_what_it_wrote(tmp_path):
+    folder, shards = make_folder(tmp_path / "set", {"train/cat": 3, "val/cat": 3}), tmp_path / "a"
+    broken = folder / "val" / "cat" / "003.png"
+    broken.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="File not found: "):
+        list(pack(str(folder), shards))
+    assert list(shards.iterdir()) == []
+    list(pack(str(folder), shards, split="train"))
+    before = {path: path.read_bytes() for path in shards.iterdir()}
+    with pytest.raises(DataError, match="File not found: "):
+        list(pack(str(folder), shards, split="val", max_bytes=1))
+    assert before == {path: path.read_bytes() for path in shards.iterdir()}
+    broken.unlink()
+    list(pack(str(folder), shards, split="val"))
+    assert split_counts(shards) == {"train": 3, "val": 3}
+    stopped = pack(str(folder), tmp_path / "b", max_bytes=1)
+    path = next(stopped).path
+    stopped.close()
+    assert list((tmp_path / "b").iterdir()) == [path]
+
+
 # Reading
 
 

@@ -115,3 +115,9 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
             apply_review(str(wrong), review, tmp_path / "fixed")
     with pytest.raises(DataError, match="File not found: "):
         apply_review(str(wrong), tmp_path / "nothing.csv", tmp_path / "fixed")
+    images = len(vitrail.open_dataset(wrong, "test"))
+    rows = "".join(f"test/{i},test,{i},red,red,-1,drop\n" for i in range(images))
+    review.write_text(header + rows)
+    with pytest.raises(DataError, match="drops every image of split 'test'; keep at least one"):
+        apply_review(str(wrong), review, tmp_path / "fixed")
+    assert not (tmp_path / "fixed").exists()

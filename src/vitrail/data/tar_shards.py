@@ -22,7 +22,7 @@ import os
 import re
 import tarfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -525,11 +525,34 @@ def pack(
         datasets = open_splits(reference)
     else:
         datasets = {canonical_split(split): open_dataset(reference, split)}
-    for name in datasets:
+    known = read_classes(str(folder)) if any(folder.glob("*.tar")) else None
+    for name, dataset in datasets.items():
         if existing := sorted(folder.glob(f"{name}-*.tar")):
             raise DataError(f"{folder} already contains {existing[0].name}; choose another folder")
-    for name, dataset in datasets.items():
-        yield from write_shards(dataset, folder, name, max_bytes)
+        if known is not None and known != dataset.classes:
+            raise DataError(
+                f"{folder} already contains shards with other classes than {reference}; choose "
+                "another folder"
+            )
+    yield from write_splits(datasets, folder, max_bytes)
+
+
+def write_splits(
+    datasets: Mapping[str, Dataset], folder: Path, max_bytes: int = MAX_SHARD_BYTES
+) -> Iterator[Shard]:
+    """Write the shards of all splits; an error removes those already written."""
+    classes = folder / "classes.json"
+    written = [] if classes.exists() else [classes]
+    try:
+        for name, dataset in datasets.items():
+            for shard in write_shards(dataset, folder, name, max_bytes):
+                written.append(shard.path)
+                yield shard
+    except Exception:
+        for path in written:
+            with suppress(OSError):
+                path.unlink()
+        raise
 
 
 def write_shards(dataset: Dataset, folder: Path, name: str, max_bytes: int) -> Iterator[Shard]:

@@ -25,7 +25,7 @@ import torch
 from vitrail.checkpoints.load import load
 from vitrail.data.datasets import ImageDataset, open_splits
 from vitrail.data.storage import atomic_path, read_error
-from vitrail.data.tar_shards import MAX_SHARD_BYTES, write_shards
+from vitrail.data.tar_shards import write_splits
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.calibration import probabilities
 from vitrail.probing import ridge
@@ -186,13 +186,16 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
         raise DataError(f"{review}: no line has an action; write fix or drop into that column")
     if next(folder.glob("*.tar"), None):
         raise ConfigError(f"{folder} already contains .tar files; choose another folder")
+    reviewed = {}
     for split, dataset in datasets.items():
         labels, changed = np.array(dataset.index.labels), changes[split]
         for index, label in changed.items():
             labels[dataset.row(index)] = -1 if label is None else label  # -1 is dropped
-        kept = np.array([i for i in range(len(dataset)) if changed.get(i, 0) is not None])
+        kept = [i for i in range(len(dataset)) if changed.get(i, 0) is not None]
+        if not kept:
+            raise DataError(f"{review} drops every image of split {split!r}; keep at least one")
         index = dataset.index._replace(labels=labels)
-        reviewed = ImageDataset(index, dataset.rows).subset(kept)
-        for _ in write_shards(reviewed, folder, split, MAX_SHARD_BYTES):
-            pass
+        reviewed[split] = ImageDataset(index, dataset.rows).subset(np.array(kept))
+    for _ in write_splits(reviewed, folder):
+        pass
     return counts
