@@ -9,7 +9,8 @@ from tiny_runs import CLASSES, write_colors
 from vitrail.cli import main
 from vitrail.data import corruptions
 from vitrail.data.corruptions import CORRUPTIONS, corrupt
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation import robustness
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,31 @@ def test_noise_has_the_published_strength(image):
         corrupt(image, "fogg", 1)
     with pytest.raises(ConfigError, match="1 to 5"):
         corrupt(image, "fog", 6)
+
+
+@pytest.mark.parametrize(
+    "option", ["--flip", "--crops 5", "--restrict", "--by-order", "--real labels.json"]
+)
+def test_options_that_corruptions_ignore_are_an_error(option, capsys):
+    assert main(["evaluate", "no-model", "no-data", "--corruptions", *option.split()]) == 2
+    assert "--corruptions cannot be combined with" in capsys.readouterr().err
+
+
+def test_corruptions_are_evaluated_with_the_loading_options(tiny, tmp_path, monkeypatch):
+    data = write_colors(tmp_path / "colors.npz", test=6)
+    vitrail.save(awake(tiny), tmp_path / "model", class_names=CLASSES)
+    calls = []
+
+    def collect(*args, **options):
+        calls.append(options)
+        raise DataError("stop")
+
+    monkeypatch.setattr(robustness, "collect_outputs", collect)
+    loading = {"batch_size": 3, "workers": 0, "backend": "pillow", "strict": True}
+    words = ["--batch-size", "3", "--workers", "0", "--backend", "pillow", "--strict"]
+    command = ["evaluate", str(tmp_path / "model"), str(data), "--corruptions"]
+    assert main([*command, *words]) == 2
+    assert calls[0].items() >= loading.items()
 
 
 @pytest.mark.slow

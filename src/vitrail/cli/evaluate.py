@@ -105,17 +105,29 @@ class Evaluate(EngineOptions):
             in_place = self.save_temperature == Path(self.model)
             hint = "use another --save-temperature"
             check_overwrite(self.save_temperature, overwrite=in_place, hint=hint)
+        augmented = self.flip or self.crops > 1
+        if self.corruptions and (augmented or self.restrict or self.by_order or self.real):
+            raise ConfigError(
+                "--corruptions cannot be combined with --flip, --crops, --restrict, --by-order "
+                "and --real; use two runs"
+            )
         distributed.init(self.device)
         max_drop = MAX_DROP if self.engine == "auto" else 1.0
         predictor = self.open_predictor(
             self.model, data=self.data, max_drop=max_drop, log=log_stderr
         )
         protocol = options_of(self, "flip", "crops", "restrict", "by_order", "real", "loss")
-        loading = options_of(self, "batch_size", "workers", "backend", "strict", "device")
+        loading = options_of(self, "batch_size", "workers", "backend", "strict")
         with Progress() as progress:
             shown = progress if distributed.is_main() else None
             result = evaluate(
-                predictor.runner, self.data, self.split, **protocol, **loading, progress=shown
+                predictor.runner,
+                self.data,
+                self.split,
+                **protocol,
+                **loading,
+                device=self.device,
+                progress=shown,
             )
             rows = None
             if self.corruptions:
@@ -127,6 +139,7 @@ class Evaluate(EngineOptions):
                     self.split,
                     images=self.corruption_images,
                     conformal=predictor.conformal,
+                    **loading,
                     progress=shown,
                 )
         if not distributed.is_main():

@@ -26,7 +26,6 @@ from vitrail.evaluation.dataset import RelabeledSource, match_classes, open_eval
 from vitrail.evaluation.evaluate import Runner, collect_outputs, labels_at
 
 CLEAN = ("clean", 0)
-BATCH_SIZE = 16
 
 
 def evaluate_corruptions(
@@ -36,6 +35,7 @@ def evaluate_corruptions(
     *,
     images: int = 500,
     conformal: Conformal | None = None,
+    batch_size: int = 16,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Return one row for the clean images and for each corruption and severity.
@@ -78,7 +78,7 @@ def evaluate_corruptions(
         metadata.preprocessing,
         channels=runner.channels,
         device=runner.device,
-        batch_size=BATCH_SIZE,
+        batch_size=batch_size,
         **options,
     )
     labels = labels_at(source, indices)
