@@ -1,5 +1,6 @@
 """Evaluation splits never overlap the training data silently; classes match by name; ReaL."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -149,6 +150,18 @@ def test_commands_use_the_held_out_split(home, monkeypatch, capsys):
     output = capsys.readouterr().out
     assert "6 images" in output
     assert "note: split: val" in output
+
+
+def test_compare_says_that_b_was_trained_on_the_images(home, monkeypatch, capsys):
+    """The split is A's; `tenth` has another train split of the same folder."""
+    monkeypatch.chdir(home)
+    unsampled = {"samples": [], "fingerprint": ""}  # as of an older bundle at the same path
+    vitrail.save(vitrail.load(home / "tenth"), home / "older", provenance=unsampled)
+    cases = ("usual", "tenth", True), ("usual", "older", True), ("usual", "usual", False)
+    for a, b, seen in cases:
+        assert main(["compare", a, b, "pictures", "--json"]) == 0
+        notes = json.loads(capsys.readouterr().out)["notes"]
+        assert ("B was trained on some of these images" in notes) is seen
 
 
 class LabelSource:

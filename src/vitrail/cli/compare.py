@@ -66,6 +66,8 @@ class Compare(DataOptions):
 
     def run(self) -> None:
         from vitrail import distributed
+        from vitrail.data.datasets import ImageDataset, open_dataset
+        from vitrail.data.provenance import DataProvenance, contains_any, fingerprint
         from vitrail.evaluation.compare import compare_results
         from vitrail.evaluation.dataset import open_evaluation_split
         from vitrail.evaluation.evaluate import evaluate
@@ -82,6 +84,15 @@ class Compare(DataOptions):
         predictors = [open_one(name, engine=engine or "") for name, engine in pairs]
         # The split is A's choice, so that both are evaluated on the same images.
         source, notes = open_evaluation_split(self.data, self.split, predictors[0].metadata)
+        assert isinstance(source, ImageDataset)
+        origin = DataProvenance.from_dict(predictors[1].metadata.provenance)
+        seen = fingerprint(source) == origin.fingerprint or contains_any(source, origin.samples)
+        if not seen and (splits := origin.splits_for(self.data)) is not None:
+            train = open_dataset(self.data, "train", splits=splits)
+            names = {train.name(row) for row in range(len(train))}
+            seen = any(source.name(row) in names for row in range(len(source)))
+        if seen:
+            notes.append("B was trained on some of these images")
         loading = options_of(self, "batch_size", "device")
         with Progress() as progress:
             first, second = (
