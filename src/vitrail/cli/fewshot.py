@@ -36,7 +36,7 @@ from vitrail.errors import ConfigError
 from vitrail.formatting import duration, percent, shell_command
 
 if TYPE_CHECKING:
-    from vitrail.data.datasets import ImageDataset
+    from vitrail.data.provenance import DataProvenance
     from vitrail.models.vit import Model
     from vitrail.probing.features import Features
     from vitrail.probing.fewshot import Trial
@@ -75,6 +75,8 @@ class Fewshot(DataOptions):
         from vitrail import distributed
         from vitrail.checkpoints.bundle import check_overwrite
         from vitrail.checkpoints.load import load
+        from vitrail.checkpoints.metadata import get_metadata
+        from vitrail.data.provenance import DataProvenance
         from vitrail.probing.features import features_of, pixels_of
         from vitrail.probing.fewshot import check_protocol, open_pair, try_shots
 
@@ -86,10 +88,11 @@ class Fewshot(DataOptions):
             return
         if self.out is not None:
             check_overwrite(self.out, overwrite=self.overwrite)
-        sources = open_pair(self.data)
         device = distributed.init(self.device)
         chosen = options_of(self, "image_size", "preprocessing")
         model = load(self.model, log=log_stderr, **chosen).to(device)
+        origin = DataProvenance.from_dict(get_metadata(model).provenance)
+        sources = open_pair(self.data, origin)
         loading, features = options_of(self, "cache", "batch_size", "workers"), []
         for split, source in zip(("training", "test"), sources, strict=True):
             with Progress(f"{split} images") as progress:
@@ -115,7 +118,9 @@ class Fewshot(DataOptions):
             few = f"{fewest!r} has only {counts[fewest]:,} training images"
             notes.append(f"{few}; all of them are used")
         if self.out is not None:
-            notes += self.write(model, train, self.out, sources[0])
+            record = DataProvenance.of(self.data, sources[0])
+            samples = tuple(dict.fromkeys((*record.samples, *origin.samples)))
+            notes += self.write(model, train, self.out, replace(record, samples=samples))
         if self.json:
             result = {
                 "model": self.model,
@@ -138,11 +143,10 @@ class Fewshot(DataOptions):
             log(f"  {shell_command('teach', self.out, 'another-class=folder-of-images')}")
 
     def write(
-        self, model: "Model", train: "Features", out: Path, source: "ImageDataset"
+        self, model: "Model", train: "Features", out: Path, record: "DataProvenance"
     ) -> list[str]:
         """Write the bundle of the largest number of shots; return notes about it."""
         from vitrail.checkpoints.save import save
-        from vitrail.data.provenance import DataProvenance
         from vitrail.probing.fewshot import draw
         from vitrail.probing.teach import NOT_REMEMBERED, ProbeMemory, fit_head, saving_memory
 
@@ -152,7 +156,7 @@ class Fewshot(DataOptions):
         headed, memory, _ = fit_head(model, memory)
         about = {"shots": most, "from": self.model}
         with saving_memory(memory, out) as saved:
-            save(headed, out, provenance=DataProvenance.of(self.data, source).to_dict() | about)
+            save(headed, out, provenance=record.to_dict() | about)
         return [] if saved else [NOT_REMEMBERED]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.datasets import ImageDataset, Splits, evaluation_split, open_dataset
+from vitrail.data.provenance import DataProvenance
 from vitrail.errors import ConfigError, DataError, unknown
 from vitrail.probing.features import Features
 from vitrail.probing.probes import Array, NeighborProbe, Probe, check_labels, fit_logistic
@@ -103,11 +104,16 @@ def student_t(degrees: int) -> float:
     return STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.5 / degrees
 
 
-def open_pair(data: str) -> tuple[ImageDataset, ImageDataset]:
-    """Open the training images and the images to evaluate on: test, or else val."""
-    split = evaluation_split(data)
-    cut = None if split else Splits(val=0.0, test=0.2)
-    return open_dataset(data, "train", splits=cut), open_dataset(data, split or "test", splits=cut)
+def open_pair(data: str, origin: DataProvenance) -> tuple[ImageDataset, ImageDataset]:
+    """Open the training images and the images to evaluate on: test, or else val.
+
+    A dataset that the backbone was trained on keeps the split of that training.
+    """
+    splits = origin.splits_for(data)
+    split = evaluation_split(data, splits=splits)
+    if split is None:
+        split, splits = "test", Splits(val=0.0, test=0.2)
+    return open_dataset(data, "train", splits=splits), open_dataset(data, split, splits=splits)
 
 
 def draw(labels: np.ndarray, classes: int, shots: Shots, seed: int) -> np.ndarray:
