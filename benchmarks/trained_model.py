@@ -73,7 +73,7 @@ def resolution(model_path: str, data: str, split: str, sizes: list[int]) -> None
 def faithfulness(model_path: str, data: str, split: str) -> None:
     """Insertion and deletion of every explanation method beside random and center maps."""
     inspection = vitrail.inspect_model(vitrail.load(model_path), data=data, images=16, score=True)
-    curves = inspection.trust.curves
+    curves = inspection.faithfulness.curves
     print("| method | insertion | deletion |")
     print("|---|---|---|")
     for method, curve in curves.items():

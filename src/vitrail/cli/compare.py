@@ -86,12 +86,12 @@ class Compare(DataOptions):
         source, notes = open_evaluation_split(self.data, self.split, predictors[0].metadata)
         assert isinstance(source, ImageDataset)
         origin = DataProvenance.from_dict(predictors[1].metadata.provenance)
-        seen = fingerprint(source) == origin.fingerprint or contains_any(source, origin.samples)
-        if not seen and (splits := origin.splits_for(self.data)) is not None:
+        overlaps = fingerprint(source) == origin.fingerprint or contains_any(source, origin.samples)
+        if not overlaps and (splits := origin.splits_for(self.data)) is not None:
             train = open_dataset(self.data, "train", splits=splits)
             names = {train.name(row) for row in range(len(train))}
-            seen = any(source.name(row) in names for row in range(len(source)))
-        if seen:
+            overlaps = any(source.name(row) in names for row in range(len(source)))
+        if overlaps:
             notes.append("B was trained on some of these images")
         loading = options_of(self, "batch_size", "device")
         with Progress() as progress:
