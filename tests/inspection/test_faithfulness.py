@@ -86,6 +86,15 @@ def test_center_map_is_centered_for_any_stem(tiny):
         assert float(middle) == pytest.approx(16, abs=0.6)
 
 
+def test_rounding_does_not_order_equal_pixels(trained):
+    images, classes = torch.randn(1, 3, 16, 16), torch.tensor([1])
+    maps = METHODS["center"](trained, images, None).double()  # symmetric: most pixels have equals
+    exact = insertion_deletion(trained, images, maps, classes)
+    rounded = insertion_deletion(trained, images, maps + 1e-14 * torch.randn(4, 4), classes)
+    np.testing.assert_array_equal(rounded.insertion, exact.insertion)
+    np.testing.assert_array_equal(rounded.deletion, exact.deletion)
+
+
 def test_multi_label_models_use_sigmoids(trained):
     trained.metadata = Metadata(preprocessing=preset("google", (16, 16)), multi_label=True)
     images, classes = torch.randn(1, 3, 16, 16), torch.tensor([1])

@@ -83,9 +83,11 @@ def insertion_deletion(
     total = images.new_zeros(2, steps + 1, dtype=torch.float64, device="cpu")
     with eval_mode(model):
         for done, (image, values, label) in enumerate(zip(images, maps, classes, strict=True), 1):
-            pixels = enlarge(values, (height, width), token_offset(model))
+            pixels = enlarge(values.cpu().double(), (height, width), token_offset(model))
+            # Products round differently on each CPU: pixels that differ by less are equal.
+            pixels = (pixels * (2**24 / pixels.abs().max().clamp_min(1e-300))).round()
             order = pixels.flatten().argsort(descending=True, stable=True)
-            ranks = order.argsort().view_as(pixels)  # 0 for the most important pixel
+            ranks = order.argsort().view_as(pixels).to(image.device)  # 0: the most important pixel
             blurry, plain = blur(image), image.mean(dim=(1, 2), keepdim=True)
             together = max(1, batch_size_for(model, (height, width)) // 2)
             parts = []  # probabilities with the first pixels inserted, and deleted: (2, s)
@@ -112,7 +114,8 @@ def enlarge(values: Tensor, size: tuple[int, int], offset: float) -> Tensor:
     """Interpolate a map (h, w) linearly between token centers: (H, W)."""
     matrices = []
     for side, count in zip(size, values.shape, strict=True):
-        positions = (torch.arange(side) + 0.5) * count / side - 0.5 + offset  # in tokens
+        positions = torch.arange(side, dtype=torch.float64) + 0.5
+        positions = positions * count / side - 0.5 + offset  # in tokens
         distance = positions.clamp(0, count - 1)[:, None] - torch.arange(count)
         matrices.append((1 - distance.abs()).clamp_min(0).to(values))  # rows sum to 1
     down, across = matrices
