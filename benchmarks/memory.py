@@ -60,7 +60,7 @@ class Group:
 TUNE = "finetune DATA --from MODEL --out OUT --evaluate-every 1000000"  # epochs: never
 FINETUNE = f"{TUNE} --steps 2"
 LOW_MEMORY = "--optim.kind adafactor --machine.checkpointing --machine.micro-batch 1"
-FULL_BATCH = f"{TUNE} --steps 5 --machine.parts 1"
+FULL_BATCH = f"{TUNE} --steps 4 --machine.parts 1"
 CHECKED = f"{FULL_BATCH} --machine.checkpointing"
 PROBE = "fewshot MODEL DATA --shots 3 --seeds 2 --probes ridge logistic --no-cache"
 GROUPS = (

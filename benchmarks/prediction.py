@@ -22,7 +22,7 @@ from vitrail.data.preprocessing import preset
 from vitrail.prediction.engines import AccuracyGuard
 from vitrail.prediction.predictor import Predictor
 
-IMAGES = 2000
+IMAGES = 1000
 ROUNDS = 4  # each looks at a quarter of the images in turn
 SIZE = (500, 375)
 SMALL = Shape(224, 16, 384, 12, 6, 1536, 1000)

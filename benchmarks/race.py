@@ -144,7 +144,12 @@ many of them on these datasets ([notebook.md](../docs/notebook.md)). GFLOPs are 
 pass of one image at full size. {seeds} seeds, interleaved.
 
 The speedup compares the time at which the best peer reaches its best mean accuracy with the
-shortest of vitrail's runs whose worst seed is at least as good."""
+shortest of vitrail's runs whose worst seed is at least as good.
+
+Published, on the 50,000 training images of the full CIFAR-10 and other machines (Compact
+Transformers, [arXiv:2104.05704](https://arxiv.org/abs/2104.05704), and its repository): CCT-2/3x2,
+0.28 million weights, has 89.2% after 200 epochs; a CCT reaches 80% in under 30 minutes on a
+desktop CPU. Neither was run here: the dataset below has a fifth of these training images."""
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ class RaceDataset:
 
 
 DATASETS = {
-    "fashion": RaceDataset("Fashion-MNIST", "fashion_mnist.npz", 45),
-    "cifar": RaceDataset("CIFAR-10 (10k)", "cifar10_10k.npz", 45),
-    "flowers": RaceDataset("flowers5", "flowers5_160.tar", 45),
+    "fashion": RaceDataset("Fashion-MNIST", "fashion_mnist.npz", 30),
+    "cifar": RaceDataset("CIFAR-10 (10k)", "cifar10_10k.npz", 30),
+    "flowers": RaceDataset("flowers5", "flowers5_160.tar", 30),
 }
 SMALL = 40  # pixels: smaller images are evaluated without a center crop
 

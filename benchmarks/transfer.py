@@ -37,8 +37,8 @@ from timing import claim
 DATASETS = {"flowers5": "flowers5_160.tar", "CIFAR-10 (10k)": "cifar10_10k.npz"}
 DATASETS["sign digits"] = "sign_digits_100.tar"
 MAX_TEST = 1000  # images; more only take longer to evaluate
-SECONDS = 180  # of wall time for the peers
-SHORTER = (90, 60)  # seconds that vitrail gets besides
+SECONDS = 60  # of wall time for the peers
+SHORTER = (30, 20)  # seconds that vitrail gets besides
 SEEDS = (0, 1, 2)
 TUNING_SEED, TUNING_SECONDS = 100, 90  # on a tenth of flowers5's training images
 SIZE = 224  # pixels
