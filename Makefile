@@ -1,7 +1,7 @@
 # make demo    train, evaluate and inspect a small model
 # make check   lint, types and fast tests, about a minute
 # make test    all checks and tests
-# make bench   measure against other libraries (four hours, resumable; DATA=folder holds the
+# make bench   measure against other libraries (two hours, resumable; DATA=folder holds the
 #              datasets and WEIGHTS=folder a DeiT-Ti/16 checkpoint; sections without them are skipped)
 # make format  format the code with ruff
 # make wheel   build the wheel and try it in an empty environment

@@ -43,8 +43,8 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "race": Section(("## Time to accuracy",), 50),
-    "transfer": Section(("## Fine-tuning",), 110),
+    "race": Section(("## Time to accuracy",), 40),
+    "transfer": Section(("## Fine-tuning",), 35),
     "fidelity": Section(("## Fidelity",), 0.2),
     "models": Section(("## Models",), 4),
     "training": Section(("## The training loop",), 2),
