@@ -71,12 +71,22 @@ def test_array_names_and_label_notations(tmp_path):
     for labels, expected, classes in (
         (np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]]), [(0, 2), (), (1,)], "012"),
         (np.eye(3, dtype=np.uint8), [0, 1, 2], "012"),
+        (np.eye(3, 5), [0, 1, 2], "01234"),  # classes without images
         (np.array(["b", "a", "b"]), [1, 0, 1], "ab"),
     ):
         np.savez(tmp_path / "a.npz", images=pixels(3), labels=labels)
         source = open_dataset(tmp_path / "a.npz", "all")
         assert list(source.labels()) == expected
         assert source.classes == tuple(classes)
+
+
+def test_one_label_each_in_one_split_only(tmp_path):
+    both = {"x_train": pixels(2), "x_test": pixels(2), "y_train": np.ones((2, 2), int)}
+    np.savez(tmp_path / "a.npz", **both, y_test=np.eye(2, dtype=int))
+    assert list(open_dataset(tmp_path / "a.npz", "test").labels()) == [(0,), (1,)]
+    np.savez(tmp_path / "b.npz", **both, y_test=np.eye(2, 3, dtype=int))
+    with pytest.raises(DataError, match=r"shapes \(2, 2\) and \(2, 3\)"):
+        open_dataset(tmp_path / "b.npz", "test")
 
 
 @pytest.mark.parametrize("channels", [2, 3, 6, 13])

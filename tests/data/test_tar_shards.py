@@ -110,8 +110,12 @@ def test_shards_of_other_classes_are_not_relabeled(tmp_path):
     a = make_folder(tmp_path / "a", {"train/cat": 2, "train/dog": 2, "val/cat": 1})
     b = make_folder(tmp_path / "b", {"val/ant": 1, "val/cat": 1})
     list(pack(str(a), tmp_path / "shards", split="train"))
-    with pytest.raises(DataError, match=r"already contains shards with other classes than .*/b;"):
+    with pytest.raises(DataError, match=r"already lists other classes than .*/b;"):
         list(pack(str(b), tmp_path / "shards", split="val"))
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "classes.json").write_text('["cat", "dog"]')  # of no shards so far
+    with pytest.raises(DataError, match="already lists other classes"):
+        list(pack(str(b), tmp_path / "list"))
     list(pack(str(a), tmp_path / "shards", split="val"))
     for split in ("train", "val"):
         assert same_samples(open_dataset(tmp_path / "shards", split), open_dataset(a, split))
@@ -203,6 +207,14 @@ def test_splits_in_names_of_shards(tmp_path):
         make_tar(tmp_path / "folders" / split / "000.tar", labeled([label]))
     assert split_counts(tmp_path / "folders") == {"train": 1, "val": 1}
     assert open_dataset(tmp_path / "folders", "val")[0].label == 1
+
+
+def test_images_in_equally_named_shards_have_different_names(tmp_path):
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        make_tar(tmp_path / part / "000.tar", labeled([b"0"]))
+    names = [sample.name for sample in open_dataset(f"{tmp_path}/*/000.tar", "all")]
+    assert names == ["a/000.tar/0.jpg", "b/000.tar/0.jpg"]
 
 
 def test_class_folders_or_a_list_in_a_tar(tmp_path):

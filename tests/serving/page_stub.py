@@ -15,7 +15,7 @@ from vitrail.serving.app import ROUTES, build_page
 from vitrail.serving.schemas import openapi_document
 
 LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
-ROLLED = 7  # the pane that rollout is brightest at
+ROLLED = 7  # the patch that rollout is brightest at
 BOX, LAG = [0.0, 0.25, 1.0, 0.5], 0.4
 CONFIDENT = {"sun": 0.97, "moon": 0.02, "star": 0.01}
 MODEL = {"name": "sky", "architecture": "ViT-Mu/4", "classes": ["sun", "moon", "star"]}
@@ -38,7 +38,7 @@ def encoded_image(width=200, height=100, color=(200, 120, 40), kind="PNG", **mor
 
 
 def attention() -> dict:
-    """Layer l, head h looks at pane 2 l + h, and a little everywhere; later heads look harder."""
+    """Layer l, head h looks at patch 2 l + h, and a little everywhere; later heads look harder."""
     maps = np.full((LAYERS, HEADS, ROWS * COLUMNS), 20, np.uint8)
     for layer in range(LAYERS):
         for head in range(HEADS):

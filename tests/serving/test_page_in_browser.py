@@ -9,8 +9,8 @@ from PIL import Image
 from browser_tab import NEEDS_CHROMIUM, Tab, tab, until, until_text
 
 pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(60), pytest.mark.slow]
-PANES = """() => {
-  const c = document.getElementById("glass"), context = c.getContext("2d");
+CELLS = """() => {
+  const c = document.getElementById("overlay"), context = c.getContext("2d");
   return Array.from({ length: ROWS * COLUMNS }, (_, i) => {
     const x = ((i % COLUMNS) + 0.5) * c.width / COLUMNS;
     const y = (Math.floor(i / COLUMNS) + 0.5) * c.height / ROWS;
@@ -54,9 +54,9 @@ def result(page):
 
 def brightest(page, expected):
     """Wait until the brightest patch of the overlay is the expected one."""
-    script = f"(i) => {{ const panes = ({PANES})(), least = Math.min(...panes);"
-    script += "return panes.some(Boolean) && panes.indexOf(least) === i"
-    until(page, script + " && panes.filter((v) => v === least).length === 1; }", arg=expected)
+    script = f"(i) => {{ const cells = ({CELLS})(), least = Math.min(...cells);"
+    script += "return cells.some(Boolean) && cells.indexOf(least) === i"
+    until(page, script + " && cells.filter((v) => v === least).length === 1; }", arg=expected)
 
 
 def look(page, view):
@@ -168,7 +168,7 @@ def test_large_photos_are_rotated_and_resized_before_upload(page, stub):
 def test_sliders_select_layer_and_head(page):
     give(page)
     result(page)
-    until(page, f"!({PANES})().some(Boolean)")  # the picture as it is
+    until(page, f"!({CELLS})().some(Boolean)")  # the picture as it is
     look(page, "rollout")
     brightest(page, ROLLED)
     assert page.locator("#layer").is_hidden()
@@ -338,9 +338,9 @@ def test_result_is_shown_while_the_animation_runs(browser, stub):
     with tab(browser, stub.address, reduced_motion="no-preference") as page:
         page.wait_for_selector("#examples .row canvas")
         give(page)
-        until(page, f"Math.min(...({PANES})()) === 255")  # covered
+        until(page, f"Math.min(...({CELLS})()) === 255")  # covered
         assert result(page)[0] == "sun"
-        until(page, f"!({PANES})().some(Boolean)")
+        until(page, f"!({CELLS})().some(Boolean)")
 
 
 def test_page_works_on_a_phone_with_the_real_server(browser, port):

@@ -195,18 +195,16 @@ def encode_labels(
             labels = labels[:, 0]
         if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)):
             labels = labels.astype(np.int64)
-        is_binary = labels.ndim == 2 and labels.dtype.kind in "iub"
-        if is_binary and np.isin(labels, (0, 1)).all():
-            one_hot = (labels.sum(axis=1) == 1).all()
-            labels = labels.argmax(axis=1) if one_hot else labels
-        elif labels.ndim != 1 or labels.dtype.kind not in "iuU":
+        binary = labels.ndim == 2 and labels.dtype.kind in "iub" and np.isin(labels, (0, 1)).all()
+        if not binary and (labels.ndim != 1 or labels.dtype.kind not in "iuU"):
             raise DataError(
                 f"{path} has labels of shape {labels.shape} and dtype {labels.dtype}; expected "
                 "integers or strings (N,), or 0 and 1 (N, C)"
             )
         arrays.append(labels)
-    if len({labels.ndim for labels in arrays}) > 1:
-        raise DataError(f"{path} is single-label in one split and multi-label in another")
+    if len({labels.shape[1:] for labels in arrays}) > 1:
+        shapes = " and ".join(str(labels.shape) for labels in arrays)
+        raise DataError(f"{path} has labels of shapes {shapes} in its splits; they must agree")
     labels = np.concatenate(arrays)
     if labels.dtype.kind == "U":
         classes = classes or sort_classes(labels.tolist())
@@ -216,6 +214,8 @@ def encode_labels(
         ids = {name: number for number, name in enumerate(classes)}
         return encoder.labels(ids, classes, str(path)), classes
     count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=0)) + 1
+    if labels.ndim == 2 and (labels.sum(axis=1) == 1).all():
+        labels = labels.argmax(axis=1)  # one-hot in all splits
     classes = classes or tuple(str(number) for number in range(min(count, MAX_CLASSES)))
     if count > len(classes) or (labels.ndim == 1 and labels.min(initial=0) < 0):
         raise DataError(f"{path} has labels outside its {len(classes)} classes")

@@ -151,6 +151,10 @@ def index_shards(
         if a == b and m > n + 1
     ]
     has_folders = len({os.path.dirname(path) for path in paths}) > 1
+    shard_names = {path: os.path.basename(path) for path in paths}
+    if len(set(shard_names.values())) < len(paths):  # equal names in several folders
+        common = os.path.commonpath([os.path.dirname(path) for path in paths])
+        shard_names = {path: os.path.relpath(path, common) for path in paths}
     stated = {
         path: split_in_name(os.path.basename(path))
         or (split_in_name(os.path.basename(os.path.dirname(path))) if has_folders else "")
@@ -179,7 +183,7 @@ def index_shards(
     names, encoder = PackedStrings(), SampleEncoder()
     shard, offset, size = [], [], []
     for number, (path, tar) in enumerate(tars.items()):
-        positions, prefix = [], f"{os.path.basename(path)}/" if len(paths) > 1 else ""
+        positions, prefix = [], f"{shard_names[path]}/" if len(paths) > 1 else ""
         for position, row in labeled_images(tar, path, alone=len(paths) == 1):
             names.append(prefix + tar.names[position])
             encoder.add(row.labels, row.split or stated[path], multi_label=row.multi_label)
@@ -525,14 +529,13 @@ def pack(
         datasets = open_splits(reference)
     else:
         datasets = {canonical_split(split): open_dataset(reference, split)}
-    known = read_classes(str(folder)) if any(folder.glob("*.tar")) else None
+    known = read_classes(str(folder))
     for name, dataset in datasets.items():
         if existing := sorted(folder.glob(f"{name}-*.tar")):
             raise DataError(f"{folder} already contains {existing[0].name}; choose another folder")
         if known is not None and known != dataset.classes:
             raise DataError(
-                f"{folder} already contains shards with other classes than {reference}; choose "
-                "another folder"
+                f"{folder} already lists other classes than {reference}; choose another folder"
             )
     yield from write_splits(datasets, folder, max_bytes)
 

@@ -44,7 +44,7 @@ HALF_TOLERANCE = 5e-2  # of the largest output, for weights in float16; usually 
 MAX_EXAMPLES = 8
 EXAMPLE_SIDE = 320  # pixels
 STYLES = ("serving/assets/base.css", "serving/assets/page.css", "export/browser/tools.css")
-SHARED = ("images", "mosaic", "state", "uploads", "results", "explanations", "page")
+SHARED = ("images", "overlay", "state", "uploads", "results", "explanations", "page")
 SCRIPTS = (
     "export/browser/client.js",
     *(f"serving/assets/{name}.js" for name in SHARED),

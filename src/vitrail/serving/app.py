@@ -505,7 +505,7 @@ async def example(state: AppState, request: Request, query: schemas.ModelQuery) 
 STYLES = {"page.html": ("base.css", "page.css"), "docs.html": ("base.css", "docs.css")}
 SCRIPTS = {  # concatenated, so that each can use those before it
     "page.html": (
-        *("api.js", "images.js", "mosaic.js", "state.js"),
+        *("api.js", "images.js", "overlay.js", "state.js"),
         *("uploads.js", "results.js", "explanations.js", "page.js"),
     ),
     "docs.html": ("docs.js",),

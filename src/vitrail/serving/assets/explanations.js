@@ -30,17 +30,17 @@ async function loadAttention(upload) {
 }
 
 async function reveal(upload) {
-  // Lay out one pane per patch, and clear them in the order of attention.
+  // Lay out one cell per patch, and clear them in the order of attention.
   const mine = (app.animation += 1), interrupted = () => mine !== app.animation || upload !== app.chosen;
-  const covered = glass.shimmer && upload.image && !still.matches;
+  const covered = overlay.shimmer && upload.image && !still.matches;
   if (covered) await pause(Math.max(0, MIN_COVERED - (performance.now() - upload.coveredAt) / 1000));
   if (interrupted()) return;
   layOutPanes(upload);
   if (covered) {
-    glass.current.tint.fill(1);
-    glass.current.lead[0] = 1;
+    overlay.current.tint.fill(1);
+    overlay.current.lines[0] = 1;
     const values = upload.attention.rollout;
-    animateTo(upload, { ...shading(values, 0.75), lead: 0.6, delay: values.map((v) => 600 * (1 - v)) });
+    animateTo(upload, { ...attentionTargets(values, 0.75), lines: 0.6, delay: values.map((v) => 600 * (1 - v)) });
     await pause(FLASH);
   }
   if (!interrupted()) showView(upload);
@@ -79,8 +79,8 @@ function showView(upload) {
   }
   find("explained").textContent = captionOf(map);
   if (!attention) return;
-  if (app.view === "rollout") animateTo(upload, { ...shading(attention.rollout, shade), lead: 0.6 });
-  else if (app.view === "layer") animateTo(upload, { ...shading(selectedMap(attention), shade), lead: 0.6 });
+  if (app.view === "rollout") animateTo(upload, { ...attentionTargets(attention.rollout, shade), lines: 0.6 });
+  else if (app.view === "layer") animateTo(upload, { ...attentionTargets(selectedMap(attention), shade), lines: 0.6 });
   else animateTo(upload, {});
 }
 

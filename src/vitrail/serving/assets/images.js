@@ -56,7 +56,7 @@ function thumbnail(image) {
 }
 
 function colorsOf(image, rows, columns, box) {
-  // The mean color of each pane, slightly saturated: [red, green, blue], 0 to 255.
+  // The mean color of each patch, slightly saturated: [red, green, blue], 0 to 255.
   const [top, left, height, width] = box;
   const canvas = document.createElement("canvas");
   canvas.width = columns;
@@ -68,8 +68,8 @@ function colorsOf(image, rows, columns, box) {
   context.drawImage(image, left * image.width, top * image.height, width * image.width,
     height * image.height, 0, 0, columns, rows);
   const { data } = context.getImageData(0, 0, columns, rows);
-  return Array.from({ length: rows * columns }, (_, pane) => {
-    const color = [...data.subarray(4 * pane, 4 * pane + 3)];
+  return Array.from({ length: rows * columns }, (_, patch) => {
+    const color = [...data.subarray(4 * patch, 4 * patch + 3)];
     const gray = (color[0] + color[1] + color[2]) / 3;
     return color.map((part) => Math.max(0, Math.min(255, gray + 1.7 * (part - gray))));
   });

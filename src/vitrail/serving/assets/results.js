@@ -60,27 +60,27 @@ function showUpload(upload) {
 const BLANK = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///ywAAAAAAQABAAACAUwAOw==";
 
 function layOutPanes(upload) {
-  // One pane per patch; before the grid is known, about eight along the shorter side.
+  // One cell per patch; before the grid is known, about eight along the shorter side.
   const { image, attention } = upload;
   const box = attention?.box ?? [0, 0, 1, 1];
   const ratio = image ? image.width / image.height : 1;
   const guess = [8 * Math.max(1, 1 / ratio), 8 * Math.max(1, ratio)].map(Math.round);
   const [rows, columns] = attention?.grid ?? app.grid ?? guess;
-  const colors = image ? colorsOf(image, rows, columns, box) : jewelColors(rows * columns);
+  const colors = image ? colorsOf(image, rows, columns, box) : paletteColors(rows * columns);
   const [top, left, height, width] = box.map((part) => 100 * part + "%");
-  Object.assign(find("glass").style, { top, left, height, width });
-  glass.lay(rows, columns, colors, attention?.lag);
+  Object.assign(find("overlay").style, { top, left, height, width });
+  overlay.reset(rows, columns, colors, attention?.lag);
   if (upload.state !== "asking") return;
   upload.coveredAt = performance.now();
-  glass.current.tint.fill(1);
-  glass.current.lead[0] = 1;
-  animateTo(upload, { tint: glass.current.tint.slice(), lead: 1, shimmer: true });
+  overlay.current.tint.fill(1);
+  overlay.current.lines[0] = 1;
+  animateTo(upload, { tint: overlay.current.tint.slice(), lines: 1, shimmer: true });
 }
 
 function animateTo(upload, light) {
   // An image that the browser cannot draw stays covered.
-  const tint = new Float32Array(glass.count).fill(1);
-  glass.aim(upload.image ? light : { tint, lead: 1, ...light });
+  const tint = new Float32Array(overlay.count).fill(1);
+  overlay.animateTo(upload.image ? light : { tint, lines: 1, ...light });
 }
 
 function verdict({ answer }) {

@@ -17,7 +17,7 @@ const app = {
   view: "picture", layer: 0, head: -1, // -1: all heads
   label: null, grid: null, animation: 0,
 };
-const glass = new Glass(find("glass"));
+const overlay = new PatchOverlay(find("overlay"));
 
 function make(kind, attributes = {}, ...inside) {
   const made = Object.assign(document.createElement(kind), attributes);

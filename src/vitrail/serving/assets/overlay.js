@@ -1,37 +1,37 @@
-// The mosaic over the image, one glass pane per patch, and the rose window of the empty page.
+// The animated overlay of the image, one cell per patch, and the ornament of the empty page.
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
-const JEWELS = [[176, 24, 60], [28, 78, 168], [12, 120, 84], [222, 150, 24], [108, 52, 160]];
-const LEAD = "24 20 18"; // color of the lead between the panes
-const NIGHT = "10 8 22"; // color of a dark pane
-const GOLD = "255 200 84"; // color of a bright pane
-const SETTLING = 130; // time constant of the animation in milliseconds
+const PALETTE = [[176, 24, 60], [28, 78, 168], [12, 120, 84], [222, 150, 24], [108, 52, 160]];
+const LINE = "24 20 18"; // color of the grid lines
+const DARK = "10 8 22"; // color over a patch with little attention
+const BRIGHT = "255 200 84"; // color over a patch with much attention
+const DECAY = 130; // time constant of the animation in milliseconds
 
-class Glass {
-  // Every pane has a tint (opacity of its own color), a dark and a gold value; every change sets new
-  // targets that the panes animate to, each with its own delay. Reduced motion skips the animation.
+class PatchOverlay {
+  // Every cell has three opacities: `tint` (its own color), `dark` and `bright`; `lines` is that of the
+  // grid. `animateTo` sets targets with a delay for each cell. Reduced motion skips the animation.
   constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
     this.pending = 0;
-    this.lay(1, 1, [[0, 0, 0]]);
+    this.reset(1, 1, [[0, 0, 0]]);
     new ResizeObserver(() => this.begin()).observe(canvas);
   }
 
-  lay(rows, columns, colors, lag = 0) {
-    // New, clear panes; the receptive fields of their patches are `lag` panes up and to the left.
+  reset(rows, columns, colors, lag = 0) {
+    // New, clear cells; the receptive fields of their patches are `lag` cells up and to the left.
     const count = rows * columns;
     Object.assign(this, { rows, columns, colors, count, lag, shimmer: false });
     this.current = { tint: new Float32Array(count), dark: new Float32Array(count),
-      gold: new Float32Array(count), lead: new Float32Array(1) };
+      bright: new Float32Array(count), lines: new Float32Array(1) };
     this.phase = Float32Array.from({ length: count }, () => 7 * Math.random());
-    this.aim({});
+    this.animateTo({});
   }
 
-  aim({ tint, dark, gold, lead = 0, delay, shimmer = false }) {
-    // Targets that are omitted become clear. Delays are milliseconds from now, one for each pane.
+  animateTo({ tint, dark, bright, lines = 0, delay, shimmer = false }) {
+    // Targets that are omitted become clear. Delays are milliseconds from now, one for each cell.
     const clear = new Float32Array(this.count);
-    this.target = { tint: tint ?? clear, dark: dark ?? clear, gold: gold ?? clear, lead: [lead] };
+    this.target = { tint: tint ?? clear, dark: dark ?? clear, bright: bright ?? clear, lines: [lines] };
     this.since = performance.now();
     Object.assign(this, { delay: delay ?? clear, shimmer });
     this.before = this.since;
@@ -50,18 +50,18 @@ class Glass {
   }
 
   move(time) {
-    // Step towards the targets; return whether any pane is still moving.
-    const left = still.matches ? 0 : Math.exp((this.before - time) / SETTLING);
+    // Step towards the targets; return whether any cell is still moving.
+    const left = still.matches ? 0 : Math.exp((this.before - time) / DECAY);
     this.before = time;
     let moving = false;
     for (const [name, values] of Object.entries(this.current))
       for (let i = 0; i < values.length; i++) {
-        const aim = this.target[name][i];
-        if (values[i] === aim) continue;
+        const target = this.target[name][i];
+        if (values[i] === target) continue;
         if (left && time - this.since < this.delay[i]) moving = true;
         else {
-          values[i] = aim + (values[i] - aim) * left;
-          if (Math.abs(values[i] - aim) < 0.004) values[i] = aim;
+          values[i] = target + (values[i] - target) * left;
+          if (Math.abs(values[i] - target) < 0.004) values[i] = target;
           else moving = true;
         }
       }
@@ -93,14 +93,14 @@ class Glass {
         fill("255 255 255", 0.2 * wave * current.tint[i]);
         this.bevel(x, y, wide, high, current.tint[i]);
       }
-      fill(NIGHT, current.dark[i]);
-      fill(GOLD, current.gold[i]);
+      fill(DARK, current.dark[i]);
+      fill(BRIGHT, current.bright[i]);
     }
-    if (current.lead[0]) this.leading(width, height, current.lead[0], scale);
+    if (current.lines[0]) this.grid(width, height, current.lines[0], scale);
   }
 
   edge(number, count, size) {
-    // Where a pane begins, in pixels; the first and the last reach to the frame.
+    // Where a cell begins, in pixels; the first and the last reach to the frame.
     if (number === 0 || number === count) return number && size;
     return Math.round(((number - this.lag) * size) / count);
   }
@@ -116,12 +116,12 @@ class Glass {
     context.fillRect(x + wide - edge, y, edge, high);
   }
 
-  leading(width, height, alpha, scale) {
-    // The lead between panes, thinner where there are many.
+  grid(width, height, alpha, scale) {
+    // The lines between cells, thinner where there are many.
     const { context, rows, columns } = this;
-    const pane = Math.min(width / columns, height / rows);
-    context.strokeStyle = "rgb(" + LEAD + " / " + alpha + ")";
-    context.lineWidth = Math.max(0.75, Math.min(3 * scale, pane / 14));
+    const cell = Math.min(width / columns, height / rows);
+    context.strokeStyle = "rgb(" + LINE + " / " + alpha + ")";
+    context.lineWidth = Math.max(0.75, Math.min(3 * scale, cell / 14));
     context.beginPath();
     for (let column = 0; column <= columns; column++) {
       const x = this.edge(column, columns, width);
@@ -137,18 +137,18 @@ class Glass {
   }
 }
 
-function shading(values, shade) {
-  // Targets that clear the panes where values are large.
+function attentionTargets(values, shade) {
+  // Targets that clear the cells where values are large.
   const least = Math.min(...values), span = Math.max(...values) - least || 1;
   const root = Float32Array.from(values, (v) => Math.sqrt((v - least) / span)); // makes small values visible
-  return { dark: root.map((v) => shade * (1 - v)), gold: root.map((v) => 0.16 * shade * v * v) };
+  return { dark: root.map((v) => shade * (1 - v)), bright: root.map((v) => 0.16 * shade * v * v) };
 }
 
-function jewelColors(count) {
-  return Array.from({ length: count }, (_, i) => JEWELS[(i * 7 + (i >> 2)) % JEWELS.length]);
+function paletteColors(count) {
+  return Array.from({ length: count }, (_, i) => PALETTE[(i * 7 + (i >> 2)) % PALETTE.length]);
 }
 
-// --- The rose window ---
+// --- The ornament: a rose window ---
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -176,7 +176,7 @@ function petal(inner, outer, turn, half) {
 
 function rose(window, petals = 12) {
   // Petals around a center, a ring of circles, and a rim, drawn from the rim inwards.
-  const [ruby, cobalt, emerald, amber, violet] = JEWELS.map((color) => "rgb(" + color + ")");
+  const [ruby, cobalt, emerald, amber, violet] = PALETTE.map((color) => "rgb(" + color + ")");
   const add = (kind, color, attributes) => {
     const made = svg(kind, { ...attributes, fill: color, class: "pane" });
     made.style.animationDelay = -12 * Math.random() + "s";
