@@ -55,6 +55,7 @@ def test_two_processes_match_one(alone, tmp_path, strategy):
     if strategy == "ddp":
         done = launch("-m", "vitrail", *args)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("done in ") == 1  # the result is printed by one process
     else:
         in_two_processes(tmp_path, main, args)
     assert losses(tmp_path / "two") == pytest.approx(losses(one), abs=1e-5)

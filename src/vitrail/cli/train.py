@@ -122,6 +122,7 @@ class Train(DataOptions):
 
     def fit(self, config: RunConfig) -> bool:
         """Train and report; return whether training finished."""
+        from vitrail import distributed
         from vitrail.cli.live import Live
         from vitrail.training.trainer import run
 
@@ -138,8 +139,14 @@ class Train(DataOptions):
             else:
                 print_lines(search_report(found, self))
             return found.finished
-        with Live(stderr=self.json) as live:
+        with (
+            Live(stderr=self.json) as live,
+            distributed.process_group(self.settings.machine.device),
+        ):
             result = run(config, live, started=START_TIME)
+            first = distributed.is_main()
+        if not first:
+            return result.finished
         if self.json:
             results = {split: outcome.to_dict() for split, outcome in result.outcomes.items()}
             values = {"folder": str(result.folder), **options_of(result, "finished", "step")}
