@@ -51,7 +51,7 @@ def run_commands(sandbox: "Sandbox", version: str) -> None:
     """Run the commands of a first session, from a folder outside of the repository."""
     expect(sandbox.vitrail("--version").strip() == f"vitrail {version}", "wrong version")
     expect("ViT-B/16" in sandbox.vitrail("models"), "no ViT-B/16 in the list")
-    sandbox.vitrail("train", DATA, "--minutes", "0.4", "--out", "runs/first")
+    sandbox.vitrail("train", DATA, "--steps", "80", "--out", "runs/first")
     result = json.loads(sandbox.vitrail("evaluate", "runs/first", DATA, "--json"))
     expect(result["accuracy"] > MIN_ACCURACY, f"accuracy too low: {result['accuracy']:.1%}")
     print(f"{'':11}accuracy {result['accuracy']:.1%} of {result['samples']} photographs")
