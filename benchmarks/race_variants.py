@@ -44,18 +44,22 @@ VARIANTS = {
         "light, 1e-3": light(1e-3),
         "light, 2e-3": light(2e-3),
         "light, 1e-3, batch 32": light(1e-3, 32),
+        "light, 2e-3, batch 32": light(2e-3, 32),
         "light, 2e-3, mean pooling": replace(light(2e-3), pool="avg"),
         "no crops, 2e-3": Variant(rate=2e-3, crop=(1.0, 1.0), jitter=None),
+        "no crops, 4e-3": Variant(rate=4e-3, crop=(1.0, 1.0), jitter=None),
         "deit, 1e-3": DEIT,
     },
     "transformers": {
         "5e-5, batch 8": Variant(rate=5e-5, batch=8),  # nothing given
         "5e-4, batch 8": Variant(rate=5e-4, batch=8),
+        "1e-3, batch 8": Variant(rate=1e-3, batch=8),
         "1e-3, batch 32": Variant(rate=1e-3, batch=32),
     },
     "vit-pytorch": {
         "3e-4": Variant(rate=3e-4),
         "1e-3": Variant(rate=1e-3),
+        "3e-3": Variant(rate=3e-3),
     },
 }
 

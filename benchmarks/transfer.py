@@ -70,7 +70,8 @@ none of them is evaluated on the clock; vitrail's covers opening the dataset, de
 probe and its dev evaluation. timm follows train.py, transformers its image-classification example;
 learning rate and batch size of both were chosen on a tenth of flowers5's training images
 (`python benchmarks/transfer.py tune`). vitrail runs with a time budget only. Test accuracy on at
-most {images:,} images, mean and range of {seeds} seeds.
+most {images:,} images, mean and range of {seeds} seeds. A claim compares vitrail's worst seed
+with the mean of the best peer.
 """
 
 
@@ -120,14 +121,16 @@ def report() -> str:
         lines.append(f"| {library}{settings} | {length} | {' | '.join(cells)} |")
     lines.append("")
 
-    def accuracy(dataset: str, library: str, seconds: float) -> float:
-        return mean(r["accuracy"] for r in results[dataset, library, seconds])
+    def accuracies_of(dataset: str, library: str, seconds: float) -> list[float]:
+        return [result["accuracy"] for result in results[dataset, library, seconds]]
 
     for dataset in DATASETS:
-        best = max(CHOSEN, key=lambda peer: accuracy(dataset, peer, SECONDS))
-        target = accuracy(dataset, best, SECONDS)
+        means = {peer: mean(accuracies_of(dataset, peer, SECONDS)) for peer in CHOSEN}
+        best = max(CHOSEN, key=means.__getitem__)
         budgets = (SECONDS, *SHORTER)
-        reached = [s for s in budgets if accuracy(dataset, "vitrail", s) >= target]
+        # As in the race: vitrail's worst seed against the mean of the best peer.
+        worst = {s: min(accuracies_of(dataset, "vitrail", s)) for s in budgets}
+        reached = [s for s in budgets if worst[s] >= means[best]]
         speed = "not reached"
         if reached:
             quickest = min(reached)
