@@ -11,6 +11,7 @@ A message says what was given, why it cannot work, and what would. Names of 0.1 
 release, with a DeprecationWarning.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -25,6 +26,8 @@ ALIASES = {  # settings by their names in other libraries, for suggestions
     "embed_dim": "width",
     "in_chans": "channels",
 }
+
+MAX_ENTRIES = 10_000  # of a folder that are searched for a similar name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +62,17 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> C
     alternatives = where or f"known: {', '.join(known)}"
     hint = f"did you mean {by_lower[close[0]]!r}?" if close else alternatives
     return ConfigError(f"unknown {kind} {name!r}; {hint}")
+
+
+def similar_path(path: str) -> str:
+    """Return `; did you mean 'my photos'?` if beside a missing path is one of a similar name."""
+    folder, name = os.path.split(path.rstrip("/"))
+    try:
+        names = {entry.lower(): entry for entry in os.listdir(folder or ".")[:MAX_ENTRIES]}
+    except (OSError, ValueError):  # no folder either
+        return ""
+    close = get_close_matches(name.lower(), names, n=1, cutoff=0.7)
+    return f"; did you mean {os.path.join(folder, names[close[0]])!r}?" if close else ""
 
 
 def renamed(old: str, new: str) -> str:

@@ -163,6 +163,9 @@ def test_invalid_destination_raises(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"contains no weights; .* comes after the model"):
         load(tmp_path / "empty")
+    save(random_model(VIT), tmp_path / "runs" / "first")
+    with pytest.raises(CheckpointError, match=r"runs contains no weights; .* such as .*/runs/first"):
+        load(tmp_path / "runs")
 
 
 def test_module_that_the_config_does_not_describe_is_not_saved(tmp_path):

@@ -240,6 +240,8 @@ def test_closed_pipe_is_no_error():
     ("words", "message"),
     [
         ("check nowhere", "Dataset not found: nowhere"),
+        ("check fiels/", "Dataset not found: fiels/; did you mean 'FILES'?"),
+        ("evaluate EMTPY builtin:sign-digits", "file not found: EMTPY; did you mean 'EMPTY'?"),
         ("check builtin:sign-digits --limit 0", "--limit 0: must be 1 or more"),
         ("pack builtin:sign-digits FILE/x", "FILE/x"),
         ("train", "no dataset given"),

@@ -168,7 +168,8 @@ def test_files_are_found_and_unreadable_ones_named(model, tmp_path):
     for path, message in (
         (tmp_path / "empty", "no images in this folder"),
         (tmp_path / "bad.png", r"bad\.png: "),
-        ("nowhere", "nowhere does not exist"),
+        ("nowhere", "nowhere does not exist; expected image files or folders"),
+        (tmp_path / "Bd.png", r"Bd\.png does not exist; did you mean '.*/bad\.png'\?"),
     ):
         with pytest.raises(DataError, match=message):
             vitrail.inspect_model(model, [path])

@@ -46,7 +46,8 @@ from vitrail.checkpoints.rules import (
     read,
 )
 from vitrail.data.preprocessing import PRESETS, Preprocessing, preset
-from vitrail.errors import CheckpointError, ConfigError, renamed_keyword, unknown
+from vitrail.errors import CheckpointError, ConfigError, renamed_keyword, similar_path, unknown
+from vitrail.formatting import comma_list
 from vitrail.models.config import (
     NUMERICS,
     BitConfig,
@@ -201,7 +202,7 @@ def open_reference(
                 if "lists them all" not in str(error):  # similar names
                     hint = f"; {error}"
                 hint *= path.suffix not in SUFFIXES
-            raise CheckpointError(f"file not found: {text}{hint}")
+            raise CheckpointError(f"file not found: {text}{similar_path(text) or hint}")
         if path.name in WITH_CONFIG and bundle.contains_model(path.parent):
             path = path.parent
         if path.is_dir():
@@ -235,10 +236,10 @@ def read_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
     """Read a folder: the weights with config.json as settings, and the header of the weights."""
     names = weight_files(path.name for path in folder.iterdir())
     if not names:
-        raise CheckpointError(
-            f"{folder} contains no weights; expected a model: a bundle's folder or a weights file "
-            "(a dataset comes after the model)"
-        )
+        expected = ": a bundle's folder or a weights file (a dataset comes after the model)"
+        if models := [str(p) for p in sorted(folder.iterdir()) if bundle.contains_model(p)]:
+            expected = f", such as {comma_list(models)}"
+        raise CheckpointError(f"{folder} contains no weights; expected a model{expected}")
     if len(names) > 1:
         raise CheckpointError(f"{folder} contains {len(names)} weights files; pass the path of one")
     if names == [INDEX]:

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vitrail.data.storage import is_remote
-from vitrail.errors import ConfigError, DataError, renamed_attribute, unknown
+from vitrail.errors import ConfigError, DataError, renamed_attribute, similar_path, unknown
 from vitrail.formatting import comma_list
 
 Label = int | tuple[int, ...]
@@ -491,10 +491,11 @@ def load_index(
         paths = tar_shards.find_shards(path)
         return tar_shards.index_shards(paths, split, allow_truncated=allow_truncated)
     if not os.path.isfile(path):
-        raise DataError(
-            f"Dataset not found: {reference}. Expected a folder with one subfolder per class, a "
-            "CSV list, .tar or .npz files, builtin:sign-digits, or hf:owner/name"
+        expected = (
+            ". Expected a folder with one subfolder per class, a CSV list, .tar or .npz files, "
+            "builtin:sign-digits, or hf:owner/name"
         )
+        raise DataError(f"Dataset not found: {reference}{similar_path(path) or expected}")
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in folders.LIST_EXTENSIONS:

@@ -15,7 +15,7 @@ from vitrail.data.decode import open_image, to_rgb
 from vitrail.data.folders import walk_images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms import EvalTransform, normalize, resize, short_side_size
-from vitrail.errors import DataError
+from vitrail.errors import DataError, similar_path
 from vitrail.models.vit import Model
 
 MAX_SIDE = 480  # pixels of the longer side that are kept for display
@@ -97,9 +97,8 @@ def find_images(paths: Iterable[str | PathLike[str]]) -> list[Path]:
         elif path.is_file():
             files.append(path)
         else:
-            raise DataError(
-                f"{reference} does not exist; expected image files or folders of images"
-            )
+            hint = similar_path(str(path)) or "; expected image files or folders of images"
+            raise DataError(f"{reference} does not exist{hint}")
     return files
 
 
