@@ -17,6 +17,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 WORKERS := --numprocesses 2 --dist worksteal
 export PYTHONWARNINGS :=
 
+# Some tests need a browser or other shells and are skipped without them; CI installs them as root.
+SYSTEM_PACKAGES := if [ -n "$$CI" ] && [ "$$(id -u)" = 0 ]; \
+	then apt-get -qq update && apt-get -qq install --yes chromium zsh fish >/dev/null || true; \
+	else echo "note: without Chromium, tests of web pages are skipped"; fi
+
 .PHONY: demo check test test-cpus bench wheel reproduction format clean
 
 demo: .venv/base
@@ -64,6 +69,7 @@ clean:
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing vitrail and its test dependencies into .venv (a few minutes the first time)"
 	$(INSTALL) --editable '.[dev]'
+	@command -v chromium >/dev/null || $(SYSTEM_PACKAGES)
 	@touch $@
 
 .venv/bench: pyproject.toml constraints.txt | .venv/bin/python

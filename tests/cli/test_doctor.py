@@ -14,8 +14,8 @@ from vitrail.planning.doctor import cpu_quota, draw_conclusions, find_problems, 
 ROOT = Path(__file__).parents[2]
 
 
-def package(name, least, version):
-    return {"name": name, "least": least, "version": version}
+def package(name, least, version, below=""):
+    return {"name": name, "least": least, "below": below, "version": version}
 
 
 PROCESSOR = {"model": "A Processor", "cores": 8, "allowed": 4, "quota": None, "load": 0.3}
@@ -74,7 +74,9 @@ def test_missing_extra_has_its_pip_command(extra):
         (with_disk(free=GIB // 2), "512 MiB free for /data/runs", "pass --out"),
         (HEALTHY | {"memory": {"total": GIB, "limit": None, "free": GIB // 4}}, "256 MiB", "close"),
         (HEALTHY | {"extras": {"export": [package("onnx", "1.19", "1.2")]}},
-         "onnx 1.2 is older than 1.19", "--upgrade 'vitrail[export]'"),
+         "onnx is 1.2, and vitrail[export] needs 1.19", "--upgrade 'vitrail[export]'"),
+        (HEALTHY | {"extras": {"serve": [package("uvicorn", "0.35", "0.60.1", "0.55")]}},
+         "uvicorn is 0.60.1, and vitrail[serve] needs 0.35,<0.55", "--upgrade"),
     ],
 )  # fmt: skip
 def test_slow_configurations_have_a_remedy(machine, what, remedy):
@@ -91,6 +93,7 @@ def test_slow_configurations_have_a_remedy(machine, what, remedy):
         (with_disk(free=2**20), "1 MiB free"),
         (HEALTHY | {"packages": [package("numpy", "2.0", None)]}, "numpy is missing"),
         (HEALTHY | {"packages": [package("numpy", "2.0", "1.26")]}, "numpy is 1.26"),
+        (HEALTHY | {"packages": [package("tyro", "1.0", "2.1", "2")]}, "install 'tyro>=1.0,<2'"),
         (HEALTHY | {"broken": "OSError: libgomp"}, "torch cannot be imported: OSError: libgomp"),
     ],
 )

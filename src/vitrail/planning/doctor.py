@@ -47,7 +47,9 @@ REMEDIES = {  # of a disk that is full or not writable
     "temporary files": "set TMPDIR to {}",
 }
 CPU_FEATURES = {"AVX2": "avx2", "AVX-512": "avx512_f", "AMX": "amx_tile"}  # torch's names
-REQUIREMENT = re.compile(r"([\w.-]+?)(?:\[.*\])?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?")
+REQUIREMENT = re.compile(  # name[extras]<below,>=least; … extra == "name"
+    r"([\w.-]+?)(?:\[.*\])?(?:<([\d.]+),)?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?"
+)
 CGROUP = Path("/sys/fs/cgroup")
 LOW_DISK = 1 * GIB  # below which a run or a download may not fit
 NO_DISK = 64 * MIB  # below which nothing does
@@ -60,7 +62,8 @@ SIDE = 480  # pixels of the measured JPEG
 SAMPLE = "builtin:sign-digits"  # where that JPEG's image comes from
 
 
-# JSON values. A package has a name, the least version that works, and its version, or None.
+# JSON values. A package has a name, the least version that works, the first one that no longer
+# does, or "", and the installed version, or None.
 Package = dict[str, Any]
 Machine = dict[str, Any]  # of `inspect_machine`
 Problem = dict[str, Any]  # what, remedy, and whether it is fatal, rather than slow
@@ -133,12 +136,13 @@ def requirements() -> dict[str, list[Package]]:
     for line in lines:
         match = REQUIREMENT.fullmatch(line)
         assert match is not None, line
-        name, least, extra = match.groups(default="")
+        name, below, least, extra = match.groups(default="")
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             version = None
-        packages.setdefault(extra, []).append({"name": name, "least": least, "version": version})
+        package = {"name": name, "least": least, "below": below, "version": version}
+        packages.setdefault(extra, []).append(package)
     return packages
 
 
@@ -186,11 +190,17 @@ def disks() -> Iterator[dict[str, Any]]:
 
 def version_fits(package: Package) -> bool:
     """Compare versions as tuples: 2.13.0+cpu is (2, 13, 0)."""
-    version, least = (
-        [int(part) for part in re.findall(r"\d+", (text or "").partition("+")[0])]
-        for text in (package["version"], package["least"])
+    version, least, below = (
+        [int(part) for part in re.findall(r"\d+", (package[key] or "").partition("+")[0])]
+        for key in ("version", "least", "below")
     )
-    return package["version"] is not None and version >= least
+    return package["version"] is not None and least <= version and (not below or version < below)
+
+
+def version_range(package: Package) -> str:
+    """Return the versions that vitrail works with as pip writes them: `>=1.0,<2`."""
+    bounds = (f">={package['least']}", f"<{package['below']}")
+    return ",".join(bound for bound in bounds if bound[-1].isdigit())
 
 
 def find_problems(machine: Machine) -> list[Problem]:
@@ -198,17 +208,17 @@ def find_problems(machine: Machine) -> list[Problem]:
     problems: list[tuple[str, str, bool]] = []  # what, remedy, fatal
     for package in machine["packages"]:
         if not version_fits(package):
-            name, least, version = package["name"], package["least"], package["version"]
+            name, version, needed = package["name"], package["version"], version_range(package)
             state = f"is {version}" if version else "is missing"
-            pinned = f"'{name}>={least}'" if least else name
-            what = f"{name} {state}, and vitrail needs {least or 'it'}"
+            pinned = f"'{name}{needed}'" if needed else name
+            what = f"{name} {state}, and vitrail needs {needed.removeprefix('>=') or 'it'}"
             problems.append((what, f"pip install {pinned}", True))
     for extra, packages in machine["extras"].items():
         for package in packages:
             if package["version"] and not version_fits(package):
-                what = f"{package['name']} {package['version']} is older than {package['least']}"
-                remedy = f"pip install --upgrade 'vitrail[{extra}]'"
-                problems.append((f"{what}, which vitrail[{extra}] needs", remedy, False))
+                what = f"{package['name']} is {package['version']}, and vitrail[{extra}] needs "
+                what += version_range(package).removeprefix(">=")
+                problems.append((what, f"pip install --upgrade 'vitrail[{extra}]'", False))
     if machine["broken"]:
         problems.append((f"torch cannot be imported: {machine['broken']}", "reinstall torch", True))
     for disk in machine["disks"]:
