@@ -47,7 +47,9 @@ REMEDIES = {  # of a disk that is full or not writable
     "temporary files": "set TMPDIR to {}",
 }
 CPU_FEATURES = {"AVX2": "avx2", "AVX-512": "avx512_f", "AMX": "amx_tile"}  # torch's names
-REQUIREMENT = re.compile(r"([\w.-]+?)(?:\[.*\])?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?")
+REQUIREMENT = re.compile(  # of Requires-Dist, such as uvicorn<0.55,>=0.35; extra == 'serve'
+    r"([\w.-]+?)(?:\[.*\])?(?:<[\d.]+,)?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?"
+)
 CGROUP = Path("/sys/fs/cgroup")
 LOW_DISK = 1 * GIB  # below which a run or a download may not fit
 NO_DISK = 64 * MIB  # below which nothing does
