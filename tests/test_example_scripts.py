@@ -107,7 +107,10 @@ def test_tutorial(tmp_path, capsys, monkeypatch):
     assert "5 images per class: accuracy " in said
     assert 0 <= names["rollout"].min() <= names["rollout"].max() <= 1
     assert names["prediction"].label in "0123456789"
-    assert (names["OUT"] / "digits.onnx").exists()
+    assert "of the sets contain the label" in said
+    assert names["comparison"].samples == 409
+    assert names["answer"]["prediction_set"]
+    assert all((names["OUT"] / f"digits.{kind}").exists() for kind in ("onnx", "html"))
     assert names["OUT"].parent == tmp_path
 
 

@@ -63,7 +63,7 @@ GROUPS: dict[str, dict[str, tuple[type, str]]] = {
     "Deployment": {
         "predict": (Predict, "classify images"),
         "serve": (Serve, "serve models over HTTP, with a web page"),
-        "export": (Export, "export to ONNX or torch.export"),
+        "export": (Export, "export to ONNX, torch.export or a page for the browser"),
         "convert": (Convert, "convert between checkpoint formats"),
     },
     "Setup": {
@@ -78,7 +78,7 @@ trained, evaluated, explained and deployed.
 
 Get started
   vitrail demo                           train a small model in 3 minutes
-  vitrail train images/                  your own data: one subfolder per class
+  vitrail finetune images/ --minutes 5   your own photos: one subfolder per class
   vitrail predict runs/images cat.jpg    classify an image
 """
 EPILOG = """

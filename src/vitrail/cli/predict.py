@@ -271,6 +271,8 @@ class Serve(ServerConfig, EngineOptions):
                     "set a --token, pass --allow-teach, or name a model"
                 )
             config = replace(config, models=(default_model(log=log),), allow_teach=True)
+        elif config.teach_to is not None and not config.allow_teach:
+            raise ConfigError("--teach-to saves taught models; it needs --allow-teach")
         references = parse_models(config.models)
         from vitrail.serving.server import serve
 

@@ -102,8 +102,6 @@ class ServerConfig:
                     f"{name!r} is not a host name; --allow-host takes one such as "
                     "example.org, without http:// and port"
                 )
-        if self.teach_to is not None and not self.allow_teach:
-            raise ConfigError("--teach-to saves taught models; it needs --allow-teach")
 
     @cached_property
     def max_body(self) -> int:

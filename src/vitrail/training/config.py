@@ -308,7 +308,7 @@ class Settings:
     lora_alpha: float = 16.0
     """LoRA: an update is multiplied by lora_alpha / lora."""
     preprocessing: str | None = None
-    """Preprocessing preset: google, big_vision, timm, torchvision or transformers."""
+    """Preprocessing preset, such as google, timm, torchvision, deit or clip."""
     model: ModelSettings = field(default_factory=ModelSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     loss: LossSettings = field(default_factory=LossSettings)
