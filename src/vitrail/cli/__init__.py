@@ -78,7 +78,7 @@ trained, evaluated, explained and deployed.
 
 Get started
   vitrail demo                           train a small model in 3 minutes
-  vitrail finetune images/ --minutes 5   your own photos: one subfolder per class
+  vitrail finetune images/ --minutes 5   your photos: one subfolder per class
   vitrail predict runs/images cat.jpg    classify an image
 """
 EPILOG = """
