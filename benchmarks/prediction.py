@@ -78,7 +78,7 @@ def folder_table(rates: dict[str, list[float]]) -> list[str]:
     rows = [
         f"### A folder of {IMAGES:,} JPEGs of {SIZE[0]} x {SIZE[1]}, ViT-Ti/16 at 224",
         "",
-        claim("DecodedImages per second from files to classes", f"{ours} {lead:.2f} times {best}"),
+        claim("Images per second from files to classes", f"{ours} {lead:.2f} times {best}"),
         "",
         f"From files to ranked classes, {ROUNDS} interleaved rounds. *Ratio* is the median over",
         f"rounds of the rate divided by that of the fastest peer, {best}.",

@@ -63,7 +63,7 @@ GROUPS: dict[str, dict[str, tuple[type, str]]] = {
     "Deployment": {
         "predict": (Predict, "classify images"),
         "serve": (Serve, "serve models over HTTP, with a web page"),
-        "export": (Export, "export to ONNX, torch.export or a page for the browser"),
+        "export": (Export, "export to ONNX, torch.export or HTML"),
         "convert": (Convert, "convert between checkpoint formats"),
     },
     "Setup": {
