@@ -14,8 +14,8 @@ from vitrail.planning.doctor import cpu_quota, draw_conclusions, find_problems, 
 ROOT = Path(__file__).parents[2]
 
 
-def package(name, least, version):
-    return {"name": name, "least": least, "version": version}
+def package(name, least, version, below=""):
+    return {"name": name, "least": least, "below": below, "version": version}
 
 
 PROCESSOR = {"model": "A Processor", "cores": 8, "allowed": 4, "quota": None, "load": 0.3}
@@ -75,6 +75,8 @@ def test_missing_extra_has_its_pip_command(extra):
         (HEALTHY | {"memory": {"total": GIB, "limit": None, "free": GIB // 4}}, "256 MiB", "close"),
         (HEALTHY | {"extras": {"export": [package("onnx", "1.19", "1.2")]}},
          "onnx 1.2 is older than 1.19", "--upgrade 'vitrail[export]'"),
+        (HEALTHY | {"extras": {"serve": [package("uvicorn", "0.35", "0.60.1", "0.55")]}},
+         "uvicorn 0.60.1 is not below 0.55", "--upgrade 'vitrail[serve]'"),
     ],
 )  # fmt: skip
 def test_slow_configurations_have_a_remedy(machine, what, remedy):
@@ -91,6 +93,7 @@ def test_slow_configurations_have_a_remedy(machine, what, remedy):
         (with_disk(free=2**20), "1 MiB free"),
         (HEALTHY | {"packages": [package("numpy", "2.0", None)]}, "numpy is missing"),
         (HEALTHY | {"packages": [package("numpy", "2.0", "1.26")]}, "numpy is 1.26"),
+        (HEALTHY | {"packages": [package("tyro", "1.0", "2.0", "2")]}, "tyro is 2.0, and"),
         (HEALTHY | {"broken": "OSError: libgomp"}, "torch cannot be imported: OSError: libgomp"),
     ],
 )
@@ -146,6 +149,23 @@ def test_every_speed_is_measured():
     assert min(speeds[name] for name in RATES if name != "jpeg_simplejpeg") > 0
     assert speeds["parts"] >= 1
     assert speeds["precision"] in ("float32", "bfloat16", "float16")
+
+
+def test_requirements_may_have_bounds_extras_and_markers(monkeypatch):
+    lines = [
+        "tyro<2,>=1.0",
+        "torchvision",
+        "uvicorn[standard]<0.55,>=0.35; extra == 'serve'",
+        "uvloop>=0.21; (sys_platform != 'win32') and extra == \"serve\"",
+    ]
+    monkeypatch.setattr(planning.metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(planning.metadata, "version", lambda name: "1.2.3")
+    assert planning.requirements() == {
+        "": [package("tyro", "1.0", "1.2.3", "2"), package("torchvision", "", "1.2.3")],
+        "serve": [
+            package("uvicorn", "0.35", "1.2.3", "0.55"), package("uvloop", "0.21", "1.2.3")
+        ],
+    }  # fmt: skip
 
 
 def test_extras_match_the_package_metadata():

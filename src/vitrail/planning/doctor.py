@@ -47,7 +47,6 @@ REMEDIES = {  # of a disk that is full or not writable
     "temporary files": "set TMPDIR to {}",
 }
 CPU_FEATURES = {"AVX2": "avx2", "AVX-512": "avx512_f", "AMX": "amx_tile"}  # torch's names
-REQUIREMENT = re.compile(r"([\w.-]+?)(?:\[.*\])?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?")
 CGROUP = Path("/sys/fs/cgroup")
 LOW_DISK = 1 * GIB  # below which a run or a download may not fit
 NO_DISK = 64 * MIB  # below which nothing does
@@ -60,7 +59,8 @@ SIDE = 480  # pixels of the measured JPEG
 SAMPLE = "builtin:sign-digits"  # where that JPEG's image comes from
 
 
-# JSON values. A package has a name, the least version that works, and its version, or None.
+# JSON values. A package has a name, the least version that works, the first one above that does not
+# work ("" if unknown), and its version, or None.
 Package = dict[str, Any]
 Machine = dict[str, Any]  # of `inspect_machine`
 Problem = dict[str, Any]  # what, remedy, and whether it is fatal, rather than slow
@@ -131,14 +131,22 @@ def requirements() -> dict[str, list[Package]]:
     except metadata.PackageNotFoundError:  # run from its source, without an installation
         lines = []
     for line in lines:
-        match = REQUIREMENT.fullmatch(line)
-        assert match is not None, line
-        name, least, extra = match.groups(default="")
+        requirement, _, marker = line.partition(";")
+        name, least, below, extra = (
+            found[1] if (found := re.search(pattern, text)) else ""
+            for pattern, text in (
+                (r"^([\w.-]+)", line),
+                (r">=([\d.]+)", requirement),
+                (r"<([\d.]+)", requirement),
+                (r"extra == ['\"]([\w-]+)", marker),
+            )
+        )
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             version = None
-        packages.setdefault(extra, []).append({"name": name, "least": least, "version": version})
+        package = {"name": name, "least": least, "below": below, "version": version}
+        packages.setdefault(extra, []).append(package)
     return packages
 
 
@@ -186,39 +194,46 @@ def disks() -> Iterator[dict[str, Any]]:
 
 def version_fits(package: Package) -> bool:
     """Compare versions as tuples: 2.13.0+cpu is (2, 13, 0)."""
-    version, least = (
-        [int(part) for part in re.findall(r"\d+", (text or "").partition("+")[0])]
-        for text in (package["version"], package["least"])
+    version, least, below = (
+        [int(part) for part in re.findall(r"\d+", (package[key] or "").partition("+")[0])]
+        for key in ("version", "least", "below")
     )
-    return package["version"] is not None and version >= least
+    return bool(version) and least <= version and not (below and version >= below)
 
 
 def find_problems(machine: Machine) -> list[Problem]:
     """Return what to fix in packages, disks, threads, load and memory, fatal problems first."""
-    problems: list[tuple[str, str, bool]] = []  # what, remedy, fatal
+    keys = ("what", "remedy", "fatal")
+    problems = [dict(zip(keys, problem, strict=True)) for problem in list_problems(machine)]
+    return sorted(problems, key=lambda problem: not problem["fatal"])
+
+
+def list_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
     for package in machine["packages"]:
         if not version_fits(package):
             name, least, version = package["name"], package["least"], package["version"]
             state = f"is {version}" if version else "is missing"
-            pinned = f"'{name}>={least}'" if least else name
-            what = f"{name} {state}, and vitrail needs {least or 'it'}"
-            problems.append((what, f"pip install {pinned}", True))
+            bound = f",<{package['below']}" if package["below"] else ""
+            pinned = f"'{name}>={least}{bound}'" if least else name
+            what = f"{name} {state}, and vitrail needs {least or 'it'}{bound}"
+            yield what, f"pip install {pinned}", True
     for extra, packages in machine["extras"].items():
         for package in packages:
             if package["version"] and not version_fits(package):
-                what = f"{package['name']} {package['version']} is older than {package['least']}"
-                remedy = f"pip install --upgrade 'vitrail[{extra}]'"
-                problems.append((f"{what}, which vitrail[{extra}] needs", remedy, False))
+                old = version_fits(package | {"least": ""})
+                bound = f"older than {package['least']}" if old else f"not below {package['below']}"
+                what = f"{package['name']} {package['version']} is {bound}, which vitrail[{extra}]"
+                yield f"{what} needs", f"pip install --upgrade 'vitrail[{extra}]'", False
     if machine["broken"]:
-        problems.append((f"torch cannot be imported: {machine['broken']}", "reinstall torch", True))
+        yield f"torch cannot be imported: {machine['broken']}", "reinstall torch", True
     for disk in machine["disks"]:
         remedy, free = REMEDIES[disk["what"]], disk["free"]
         where = f"{disk['path']} ({disk['what']})"
         if not disk["writable"]:
-            problems.append((f"not writable: {where}", remedy.format("a writable folder"), True))
+            yield f"not writable: {where}", remedy.format("a writable folder"), True
         elif free < LOW_DISK:
             remedy = f"free up space, or {remedy.format('a folder with more space')}"
-            problems.append((f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK))
+            yield f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK
     processor, free = machine["processor"], machine["memory"]["free"]
     threads, load, quota = processor["threads"], processor["load"], processor["quota"]
     cores = processor["allowed"]
@@ -226,21 +241,17 @@ def find_problems(machine: Machine) -> list[Problem]:
         cores = max(1, min(cores, ceil(quota)))
     if threads is not None and threads > cores:
         what = f"torch uses {threads} threads, but this process may use only {cores} cores"
-        problems.append(
-            (f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False)
-        )
+        yield f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False
     if threads == 1 < cores:
         text = f"torch uses one thread, but this process may use {cores} cores"
-        problems.append((text, "unset OMP_NUM_THREADS", False))
+        yield text, "unset OMP_NUM_THREADS", False
     if load is not None and load > processor["cores"] + BUSY_CORES:
         what = f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and"
         remedy = "wait for other processes, or stop them"
-        problems.append((f"{what} speeds measured here are too low", remedy, False))
+        yield f"{what} speeds measured here are too low", remedy, False
     if free is not None and free < LOW_MEMORY:
         remedy = "close other programs; `vitrail plan MODEL` reports what a training run needs"
-        problems.append((f"{free / MIB:,.0f} MiB of memory free", remedy, False))
-    rows = [{"what": what, "remedy": remedy, "fatal": fatal} for what, remedy, fatal in problems]
-    return sorted(rows, key=lambda problem: not problem["fatal"])
+        yield f"{free / MIB:,.0f} MiB of memory free", remedy, False
 
 
 def measure_speeds(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> Speeds:
