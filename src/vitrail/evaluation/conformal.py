@@ -213,12 +213,7 @@ def calibrate(
 
 
 def load_conformal(
-    metadata: Metadata,
-    classes: int,
-    model: Model | None,
-    *,
-    int8: bool = False,
-    warn: bool = True,
+    metadata: Metadata, classes: int, model: Model | None, *, int8: bool = False, warn: bool = True
 ) -> Conformal | None:
     """Return the thresholds in a model's metadata; None, and `warn`, if they do not apply.
 

@@ -187,10 +187,12 @@ def hits_by_count(confidence: np.ndarray, correct: np.ndarray, weights: np.ndarr
     Images of equal confidence count together, because softmax in float32 is 1.0 for many images,
     whose order, often by class, must not matter. Numbers between two confidences are interpolated.
     """
-    ordered, groups = np.unique(np.nan_to_num(-confidence, nan=1.0), return_inverse=True)
-    totals = sum_by_group(weights, groups, len(ordered))
-    hits = sum_by_group(weights[:, correct], groups[correct], len(ordered))
-    return [np.pad(x.cumsum(axis=1), ((0, 0), (1, 0))) for x in (totals, hits)]
+    falling = np.nan_to_num(-confidence, nan=1.0)
+    order = np.argsort(falling)
+    last = np.flatnonzero(np.diff(falling[order], append=math.inf))  # of each confidence
+    drawn = weights[:, order]
+    sums = (x.cumsum(axis=1)[:, last] for x in (drawn, drawn * correct[order]))
+    return [np.pad(x, ((0, 0), (1, 0))) for x in sums]
 
 
 def f1_averages(

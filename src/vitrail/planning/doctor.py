@@ -204,7 +204,8 @@ def version_fits(package: Package) -> bool:
 def find_problems(machine: Machine) -> list[Problem]:
     """Return what to fix in packages, disks, threads, load and memory, fatal problems first."""
     keys = ("what", "remedy", "fatal")
-    problems = [dict(zip(keys, problem, strict=True)) for problem in list_problems(machine)]
+    rows = list_problems(machine)
+    problems: list[Problem] = [dict(zip(keys, row, strict=True)) for row in rows]
     return sorted(problems, key=lambda problem: not problem["fatal"])
 
 

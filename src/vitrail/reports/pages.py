@@ -87,12 +87,7 @@ MAX_SHOWN = 30  # of each problem; the rest is counted
 
 
 def write_evaluation(
-    folder: Path,
-    result: EvaluationResult,
-    source: Dataset,
-    *,
-    title: str,
-    facts: Mapping[str, str],
+    folder: Path, result: EvaluationResult, source: Dataset, *, title: str, facts: Mapping[str, str]
 ) -> Iterator[Path]:
     """Write each file atomically; yields their paths."""
     predictions = result.predictions
@@ -502,9 +497,7 @@ def flip(index: int, result: Comparison, source: Dataset, models: Sequence[Any])
 
 
 def write_dataset_check(
-    report: DatasetReport,
-    folder: str | os.PathLike[str],
-    labels: Mapping[str, Any] | None = None,
+    report: DatasetReport, folder: str | os.PathLike[str], labels: Mapping[str, Any] | None = None
 ) -> Path:
     """Write `index.html` and a contact sheet for each class; return the path of the page.
 
