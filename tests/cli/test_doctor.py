@@ -151,6 +151,23 @@ def test_every_speed_is_measured():
     assert speeds["precision"] in ("float32", "bfloat16", "float16")
 
 
+def test_requirements_may_have_bounds_extras_and_markers(monkeypatch):
+    lines = [
+        "tyro<2,>=1.0",
+        "torchvision",
+        "uvicorn[standard]<0.55,>=0.35; extra == 'serve'",
+        "uvloop>=0.21; (sys_platform != 'win32') and extra == \"serve\"",
+    ]
+    monkeypatch.setattr(planning.metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(planning.metadata, "version", lambda name: "1.2.3")
+    assert planning.requirements() == {
+        "": [package("tyro", "1.0", "1.2.3", "2"), package("torchvision", "", "1.2.3")],
+        "serve": [
+            package("uvicorn", "0.35", "1.2.3", "0.55"), package("uvloop", "0.21", "1.2.3")
+        ],
+    }  # fmt: skip
+
+
 def test_extras_match_the_package_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert EXTRAS.keys() <= project["optional-dependencies"].keys()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -147,6 +148,17 @@ def test_quiet_leaves_the_result(argv, images, capsys):
     assert main([word.format(images) for word in argv]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("done: ")
+
+
+def test_paths_may_be_any_bytes(images, tmp_path):
+    words = ["pack", str(images), str(tmp_path / "\udcff")]
+    done = subprocess.run(
+        [sys.executable, "-m", "vitrail", *words],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"/\xff (" in done.stdout
 
 
 def test_quiet_silences_progress_and_the_view_of_a_run(capsys):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import vitrail
+from processes import in_two_processes
 from tiny_models import awake
 from tiny_runs import CLASSES, write_colors
 from vitrail.cli import main
@@ -110,3 +111,25 @@ def test_evaluate_reports_every_corruption(tiny, tmp_path, capsys):
     assert all(0 <= row["coverage"] <= 1 and row["set_size"] >= 1 for row in rows)
     page = (tmp_path / "out" / "corruptions.html").read_text(encoding="utf-8")
     assert "jpeg compression 5: accuracy" in page
+
+
+@pytest.mark.slow
+def test_corruptions_of_two_processes_and_sigmoid_losses_are_those_of_evaluate(
+    tiny, tmp_path, capsys
+):
+    data = write_colors(tmp_path / "colors.npz", test=6)
+    config = tiny.change(depth=1, patch_size=8, image_size=32)
+    vitrail.save(awake(config), tmp_path / "model", class_names=CLASSES)
+    words = ["evaluate", str(tmp_path / "model"), str(data), "--corruptions", "--json"]
+    words += ["--loss", "sigmoid", "--batch-size", "2"]
+    first, _ = in_two_processes(tmp_path, main, words)
+    assert main(words) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert json.loads(first) == values
+    assert values["corruptions"][0]["ece"] == pytest.approx(values["calibration"]["ece"])
+
+
+def test_number_of_corrupted_images_is_checked(capsys):
+    words = ["evaluate", "no-model", "no-data", "--corruptions", "--corruption-images", "-1"]
+    assert main(words) == 2
+    assert "--corruption-images -1: must be 1 or more" in capsys.readouterr().err

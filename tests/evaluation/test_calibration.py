@@ -7,12 +7,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
 from vitrail.evaluation import calibration
-from vitrail.evaluation.calibration import (
-    BINS,
-    calibration_metrics,
-    fit_temperature,
-    probabilities,
-)
+from vitrail.evaluation.calibration import BINS, calibration_metrics, fit_temperature, probabilities
 from vitrail.evaluation.metrics import score_samples
 
 LOSSES = ("softmax", "sigmoid")

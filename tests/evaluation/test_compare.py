@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitrail
 from tiny_models import awake
@@ -12,6 +13,8 @@ from vitrail.cli import main
 from vitrail.cli.compare import report
 from vitrail.evaluation.compare import ClassChange, compare_results, mcnemar
 from vitrail.evaluation.results import Predictions
+from vitrail.inspection.attention import token_offset
+from vitrail.reports import pages
 
 
 def result(correct, indices=None):
@@ -104,3 +107,17 @@ def test_compare_command_writes_page_and_json(tiny, tmp_path, capsys):
     for limit, status in (("0.1", 0), ("0.001", 1)):
         assert main(["compare", models[0], models[0], str(data), "--max-drop", limit]) == status
     assert "No significant difference (1 % level): +0.0 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stem", ["patches", "conv"])
+def test_attention_map_is_moved_to_the_receptive_fields(tiny, stem, tmp_path, monkeypatch):
+    offsets = []
+    monkeypatch.setattr(
+        pages, "overlay", lambda *args, offset=0.0: offsets.append(offset) or Image.new("L", (8, 8))
+    )
+    vitrail.save(awake(tiny.change(stem=stem)), tmp_path / "model", class_names=CLASSES)
+    model = vitrail.load(tmp_path / "model")
+    source = vitrail.open_dataset(write_colors(tmp_path / "colors.npz"), "test")
+    pages.flip(1, compare_results(result([1, 1]), result([1, 0])), source, [model])
+    assert offsets == [token_offset(model)]
+    assert (offsets[0] > 0) == (stem == "conv")

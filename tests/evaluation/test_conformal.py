@@ -164,6 +164,29 @@ def test_calibrate_stores_sets_that_predict_and_python_use(calibrated, capsys):
     assert "per class" in capsys.readouterr().out
 
 
+def test_order_of_the_classes_in_the_dataset_does_not_matter(calibrated, capsys):
+    folder, data = calibrated
+    arrays = dict(np.load(data))
+    arrays["class_names"] = arrays["class_names"][::-1]
+    arrays |= {name: 2 - arrays[name] for name in ("y_train", "y_test")}
+    np.savez(folder / "reversed.npz", **arrays)
+    options = ["--error-rate", "0.2", "--method", "aps", "--per-class", "--json"]
+    expected, values = [], []
+    for path, results in ((data, expected), (folder / "reversed.npz", values)):
+        assert main(["calibrate", str(folder / "model"), str(path), *options]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+        del results[0]["data"]
+    assert len(set(expected[0]["thresholds"])) == 3
+    assert values == expected
+    # The same classes under other names: the second model's are those of the dataset.
+    vitrail.save(vitrail.load(folder / "model"), folder / "renamed", class_names=list("abc"))
+    for model, by_order in (("renamed", True), ("model", False)):
+        _, conformal, _ = vitrail.calibrate(folder / model, data, by_order=by_order)
+        assert conformal.samples == 240
+    with pytest.raises(ConfigError, match="leave out flip, crops and restrict"):
+        vitrail.calibrate(folder / "model", data, flip=True)
+
+
 @pytest.mark.slow
 def test_thresholds_are_exported_and_dropped_when_the_head_changes(calibrated, caplog):
     folder, data = calibrated

@@ -244,9 +244,10 @@ def validation(*numbers):
 
 @pytest.fixture
 def correct_of(tmp_path):
-    def correct(text, source, best, columns=None):
+    def correct(text, source, best, columns=None, broken=()):
         (tmp_path / "real.json").write_text(text)
         logits, labels = np.eye(3, dtype=np.float32)[best], np.zeros(len(best), int)
+        logits[list(broken), 0] = np.nan
         known = {"classes": ("a", "b", "c"), "indices": np.arange(len(best))}
         predictions = Predictions(logits=logits, labels=labels, **known)
         labels = dataset.read_real_labels(tmp_path / "real.json")
@@ -262,6 +263,8 @@ def test_real_accuracy_accepts_any_of_the_labels(correct_of):
     # Labels are indices of the model's classes.
     correct = correct_of("[[2], [0]]", validation(1, 2), [0, 1], columns=[2, 0, 1])
     assert correct == [True, True]
+    # As in the accuracy, NaN logits are wrong.
+    assert correct_of("[[0], [0]]", validation(1, 2), [0, 0], broken=[0]) == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -99,15 +99,23 @@ def test_top_k_accuracy_equals_scikit_learn(seed):
             assert float((rank < k).double().mean()) == pytest.approx(want)
 
 
-def test_selective_accuracy_orders_by_confidence_and_is_stable():
+def test_selective_accuracy_orders_by_confidence_and_averages_ties():
     confidence = np.array([0.5, 0.9, 0.5, math.nan, 0.7])
     correct = np.array([True, True, False, True, False])
     at_80 = metrics.accuracy_at_80(confidence, correct, np.ones((1, 5)))["accuracy_at_80"]
     assert at_80 == pytest.approx(2 / 4)
     coverage, accuracy = metrics.selective_curve(confidence, correct)
     assert coverage.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
-    np.testing.assert_allclose(accuracy, [1, 1 / 2, 2 / 3, 2 / 4, 3 / 5])
+    np.testing.assert_allclose(accuracy, [1, 1 / 2, 1.5 / 3, 2 / 4, 3 / 5])
     assert [metrics.num_covered(n) for n in (1, 5, 6, 8, 35, 50_000)] == [1, 4, 5, 6, 28, 40_000]
+    # Saturated confidences: the order of the images, such as by class, does not matter.
+    certain, weights = np.ones(10), np.array([np.ones(10), [*[2, 0] * 5]])
+    for right in (np.arange(10) < 5, np.arange(10) >= 5):
+        at_80 = metrics.accuracy_at_80(certain, right, weights)["accuracy_at_80"]
+        np.testing.assert_allclose(at_80, [right.mean(), right[::2].mean()])
+    distinct, weights = np.arange(10) / 10, np.array([[*[0] * 5, 1, 3, 2, 0, 4]])
+    at_80 = metrics.accuracy_at_80(distinct, distinct > 0.75, weights)["accuracy_at_80"]
+    assert at_80 == pytest.approx(4 / 8)  # of 4, 2 and 2 of the 3
 
 
 def test_most_confused_pairs_come_first():

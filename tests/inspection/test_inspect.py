@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from tiny_runs import write_colors
+from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError, VisionTransformer
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.cli import main
@@ -233,6 +233,17 @@ def test_image_is_not_its_own_neighbor(model, tmp_path):
     (image,) = vitrail.inspect_model(model, [path], data=dataset, images=2).images
     assert len(image.neighbors) == 6
     assert image.neighbors[0].similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_images_that_the_model_was_trained_on_are_not_used(tmp_path, capsys):
+    folder = write_folder(tmp_path / "set")  # without splits: training held some images out
+    tiny_run(folder, tmp_path / "run")
+    result = vitrail.inspect_model(tmp_path / "run", data=folder, images=30)
+    assert result.attention.images == vitrail.evaluate(tmp_path / "run", folder).samples < 30
+    words = ["--methods", "rollout", "--json", "--out", str(tmp_path / "out")]
+    assert main(["inspect", str(tmp_path / "run"), *words]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["notes"][0].startswith(f"statistics over images of {folder}")
 
 
 def test_number_and_size_of_images_are_limited(model, tmp_path, monkeypatch):

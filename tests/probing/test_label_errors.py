@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import vitrail
-from tiny_runs import write_colors
+from tiny_runs import write_colors, write_folder
 from vitrail.cli import main
+from vitrail.data.datasets import open_splits
 from vitrail.errors import DataError
 from vitrail.probing import label_errors
 from vitrail.probing.label_errors import apply_review, confident_learning
@@ -104,6 +105,7 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
     header = "name,split,index,label,suggested,margin,action\n"
     for text, message in (
         ("a,b\n1,2\n", "expected the columns"),
+        ("name,split,index,action\ntrain/3,train,3,fix\n", "expected the columns"),
         (header + "train/3,train,3,red,red,-1,\n", "no line has an action"),
         (header + "train/3,train,3,red,red,-1,delete\n", "line 2: unknown action 'delete'"),
         (header + "train/3,train,4,red,red,-1,drop\n", "image 4 is now 'train/4'"),
@@ -121,3 +123,18 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
     with pytest.raises(DataError, match="drops every image of split 'test'; keep at least one"):
         apply_review(str(wrong), review, tmp_path / "fixed")
     assert not (tmp_path / "fixed").exists()
+
+
+def test_file_names_of_a_review_may_be_any_bytes(tmp_path):
+    folder = write_folder(tmp_path / "set")
+    (folder / "red" / "0.png").rename(folder / "red" / "\udcff.png")
+    (row,) = (
+        {"name": dataset.name(i), "split": split, "index": i, "label": "red"}
+        for split, dataset in open_splits(str(folder)).items()
+        for i in range(len(dataset))
+        if "\udcff" in dataset.name(i)
+    )
+    review = tmp_path / "labels.csv"
+    label_errors.write_review([row | {"suggested": "blue", "margin": -1.0}], review)
+    review.write_bytes(review.read_bytes().replace(b"-1.0000,", b"-1.0000,drop"))
+    assert apply_review(str(folder), review, tmp_path / "fixed")["drop"] == 1

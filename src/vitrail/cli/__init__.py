@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass, make_dataclass
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import tyro
@@ -106,6 +107,8 @@ SECRET_OPTION = "token"  # the option whose value is never printed
 def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     argv = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper):  # file names may be any bytes
+        sys.stdout.reconfigure(errors="surrogateescape")
     quiet, verbose = (any(word in argv for word in words) for words in (QUIET, VERBOSE))
     while argv and argv[0] in (*QUIET, *VERBOSE):  # they may come before the command
         del argv[0]

@@ -93,17 +93,18 @@ def summarize(conformal: "Conformal", result: "EvaluationResult") -> dict[str, A
     errors = int((p.argmax(axis=1) != labels)[accepted].sum())
     count = min(int((labels == k).sum()) for k in set(labels.tolist()))
     samples = conformal.samples if len(conformal.thresholds) == 1 else count
+    abstention = {
+        "accepted": float(accepted.mean()),
+        "accepted_error": errors / max(int(accepted.sum()), 1),
+        "accepted_error_bound": clopper_pearson(errors, int(accepted.sum())),
+    }
     return conformal.to_dict() | {
         "accuracy": result.accuracy,
         "images_needed": images_needed(conformal.error_rate),
         "coverage_range": coverage_range(samples, conformal.error_rate),
         "set_size": float(sizes.mean()),
         "one_class": float((sizes == 1).mean()),
-        "accepted": float(accepted.mean()) if conformal.abstain else None,
-        "accepted_error": errors / max(int(accepted.sum()), 1) if conformal.abstain else None,
-        "accepted_error_bound": clopper_pearson(errors, int(accepted.sum()))
-        if conformal.abstain
-        else None,
+        **(abstention if conformal.abstain else dict.fromkeys(abstention)),
         "notes": list(result.notes),
     }
 

@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.console import (
-    Progress,
-    log,
-    paragraph,
-    print_json,
-    print_lines,
-    printable,
-    table,
-)
+from vitrail.cli.console import Progress, log, paragraph, print_json, print_lines, printable, table
 from vitrail.cli.options import (
     DataOptions,
     DataReference,
@@ -140,10 +132,11 @@ def report(result: "DatasetReport") -> Iterator[str]:
     splits = ", ".join(f"{count:,} {split}" for split, count in result.splits.items())
     total = f"{result.images:,} images, {len(result.classes):,} classes"
     yield from paragraph(f"{result.reference}: {total} ({splits})")
-    facts = []
-    for name, size in (("width", result.width), ("height", result.height)):
-        if size:
-            facts.append((name, f"{size.least} to {size.most} pixels, median {size.median}"))
+    facts = [
+        (name, f"{size.least} to {size.most} pixels, median {size.median}")
+        for name, size in (("width", result.width), ("height", result.height))
+        if size
+    ]
     formats = ", ".join(f"{kind} ({count:,})" for kind, count in result.kinds.items())
     facts += [("format", formats), *(("note", note) for note in result.notes)]
     yield from table(facts, "lw", indent=2)

@@ -111,6 +111,8 @@ class Evaluate(EngineOptions):
                 "--corruptions cannot be combined with --flip, --crops, --restrict, --by-order "
                 "and --real; use two runs"
             )
+        if self.corruption_images < 1:
+            raise ConfigError(f"--corruption-images {self.corruption_images}: must be 1 or more")
         distributed.init(self.device)
         max_drop = MAX_DROP if self.engine == "auto" else 1.0
         predictor = self.open_predictor(
@@ -139,6 +141,7 @@ class Evaluate(EngineOptions):
                     self.split,
                     images=self.corruption_images,
                     conformal=predictor.conformal,
+                    loss=self.loss,
                     **loading,
                     progress=shown,
                 )
@@ -218,6 +221,7 @@ def corruption_report(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def report(result: "EvaluationResult", title: str) -> Iterator[str]:
+    from vitrail.reports.html import interval
     from vitrail.reports.pages import MIN_SUPPORT, loss_name, summary, weakest_classes
 
     yield from paragraph(f"{title}: {result.samples:,} images")
@@ -226,7 +230,7 @@ def report(result: "EvaluationResult", title: str) -> Iterator[str]:
     for key, label in METRICS.items():
         if key in result.estimates:
             value, low, high = result.estimates[key]
-            cells = [percent(value), f"{percent(low).removesuffix(' %')}-{percent(high)}"]
+            cells = [percent(value), interval(low, high)]
             if key == "loss":
                 label, cells = loss_name(result), [f"{value:.4f}", f"{low:.4f}-{high:.4f}"]
             rows.append([label, *cells])

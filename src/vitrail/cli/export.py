@@ -7,14 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitrail.cli.console import (
-    Progress,
-    log_stderr,
-    note_lines,
-    paragraph,
-    print_json,
-    print_lines,
-)
+from vitrail.cli.console import Progress, log_stderr, note_lines, paragraph, print_json, print_lines
 from vitrail.cli.options import (
     DataOptions,
     FileToWrite,

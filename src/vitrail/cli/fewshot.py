@@ -175,9 +175,7 @@ def report(
     yield f"  {len(train.classes):,} classes, {train.values.shape[1]:,} features ({origin})"
     yield from note_lines(notes, train.skipped | test.skipped)
     yield ""
-    rows = []
-    for row in trials:
-        rows.append([str(row[0].shots), *map(with_interval, row)])
+    rows = [[str(row[0].shots), *map(with_interval, row)] for row in trials]
     head = ["shots", *(trial.probe for trial in trials[0])]
     yield from table(rows, "r" * len(head), head)
     yield ""

@@ -105,7 +105,7 @@ class Inspect(DataOptions):
                 values["insertion"] = {name: c.insertion_area for name, c in scores.curves.items()}
                 values["deletion"] = {name: c.deletion_area for name, c in scores.curves.items()}
                 values["sanity"] = dict(scores.sanity)
-            values |= {"notes": list(result.notes), "written": [str(p) for p in written]}
+            values |= {"notes": [*notes, *result.notes], "written": [str(p) for p in written]}
             print_json(values)
             return
         print_lines(report(result, notes))

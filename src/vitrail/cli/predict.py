@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -74,8 +74,6 @@ class Predict(EngineOptions):
             raise ConfigError("--csv, --json and --features exclude each other; pass one of them")
         if self.features is not None and self.features.suffix != ".npz":
             raise ConfigError(f"--features {self.features} must end in .npz")
-        if isinstance(sys.stdout, TextIOWrapper):  # file names may be any bytes
-            sys.stdout.reconfigure(errors="surrogateescape")
         predictor = self.open_predictor(
             self.model, data=self.data, max_drop=self.max_drop, log=log_stderr
         )

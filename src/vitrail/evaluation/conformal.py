@@ -147,10 +147,15 @@ def calibrate(
     >>> vitrail.save(model, "runs/calibrated")
 
     `per_class` guarantees the error rate for each class instead of on average. `options` are those
-    of `evaluate`. `DataError` if there are too few images for the error rate.
+    of `evaluate`; the predictions it returns are in the model's order of classes. `DataError`
+    if there are too few images for the error rate.
     """
     if not 0 < error_rate < 1:
         raise ConfigError(f"error_rate={error_rate} must be between 0 and 1, such as 0.05")
+    if options.get("flip") or options.get("crops", 1) > 1 or options.get("restrict"):
+        raise ConfigError(
+            "thresholds are for the probabilities of predict; leave out flip, crops and restrict"
+        )
     model = load(model) if isinstance(model, str | PathLike) else model
     result = evaluate(model, data, split, **options)
     predictions = result.predictions
@@ -160,11 +165,18 @@ def calibrate(
     for note in result.notes:
         if note.startswith("the model was trained on"):
             raise DataError(f"{note}; calibrate with held-out images, which the guarantee needs")
-    p, labels = probabilities(predictions.logits, "softmax"), predictions.labels
-    classes = get_metadata(model).class_names or predictions.classes
-    if classes != predictions.classes:  # the dataset's order
-        columns = [predictions.classes.index(name) for name in classes]
-        p, labels = p[:, columns], np.argsort(columns)[labels]
+    names = get_metadata(model).class_names
+    if names and not options.get("by_order") and names != predictions.classes:
+        columns = [predictions.classes.index(name) for name in names]
+        predictions = replace(
+            predictions,
+            classes=names,
+            logits=predictions.logits[:, columns],
+            labels=np.argsort(columns)[predictions.labels],
+        )
+        result = replace(result, predictions=predictions)
+    classes, labels = predictions.classes, predictions.labels
+    p = probabilities(predictions.logits, "softmax")
     confidence, correct = p.max(axis=1), p.argmax(axis=1) == labels
     edges = np.unique(np.quantile(confidence, np.linspace(0, 1, DRIFT_BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, confidence)
@@ -201,12 +213,7 @@ def calibrate(
 
 
 def load_conformal(
-    metadata: Metadata,
-    classes: int,
-    model: Model | None,
-    *,
-    int8: bool = False,
-    warn: bool = True,
+    metadata: Metadata, classes: int, model: Model | None, *, int8: bool = False, warn: bool = True
 ) -> Conformal | None:
     """Return the thresholds in a model's metadata; None, and `warn`, if they do not apply.
 

@@ -196,7 +196,7 @@ def real_correct(
 
     Labels are indices of the model's classes in ImageNet's order.
     """
-    best = predictions.logits.argmax(1)
+    best = predictions.scores.predicted.numpy()
     if match.columns is not None:
         best = np.asarray(match.columns)[best]
     correct = []

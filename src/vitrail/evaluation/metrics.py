@@ -10,7 +10,7 @@ Shapes: N images, B images of a batch, K classes, R resamples.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -163,16 +163,9 @@ def accuracy_at_80(
     confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Accuracy on the 80 % of the images with the most confident predictions; NaN comes last."""
-    order = np.argsort(-confidence, kind="stable")
-    ordered, count = correct[order].astype(np.float64), num_covered(len(order))
-    hits = np.empty(len(weights))
-    for row, times in enumerate(weights):
-        drawn = times[order]
-        total = np.cumsum(drawn)
-        last = np.searchsorted(total, count)  # may be drawn more often than still needed
-        needed = count - (total[last] - drawn[last])
-        hits[row] = (drawn * ordered)[:last].sum() + needed * ordered[last]
-    return {"accuracy_at_80": hits / count}
+    count, curves = num_covered(len(correct)), hits_by_count(confidence, correct, weights)
+    hits = [np.interp(count, *curve) for curve in zip(*curves, strict=True)]
+    return {"accuracy_at_80": np.array(hits) / count}
 
 
 def num_covered(samples: int) -> int:
@@ -183,9 +176,23 @@ def num_covered(samples: int) -> int:
 def selective_curve(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Coverages and selective accuracies, at most `MAX_CURVE_POINTS` of them."""
     samples = len(correct)
-    hits = np.cumsum(correct[np.argsort(-confidence, kind="stable")])
     counts = np.linspace(1, samples, min(samples, MAX_CURVE_POINTS)).round().astype(np.int64)
-    return counts / samples, hits[counts - 1] / counts
+    (totals,), (hits,) = hits_by_count(confidence, correct, np.ones((1, samples)))
+    return counts / samples, np.interp(counts, totals, hits) / counts
+
+
+def hits_by_count(confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray) -> Any:
+    """Numbers of images and of correct ones down to each confidence, from the highest; (R, G) each.
+
+    Images of equal confidence count together, because softmax in float32 is 1.0 for many images,
+    whose order, often by class, must not matter. Numbers between two confidences are interpolated.
+    """
+    falling = np.nan_to_num(-confidence, nan=1.0)
+    order = np.argsort(falling)
+    last = np.flatnonzero(np.diff(falling[order], append=math.inf))  # of each confidence
+    drawn = weights[:, order]
+    sums = (x.cumsum(axis=1)[:, last] for x in (drawn, drawn * correct[order]))
+    return [np.pad(x, ((0, 0), (1, 0))) for x in sums]
 
 
 def f1_averages(

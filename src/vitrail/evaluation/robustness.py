@@ -8,6 +8,7 @@ Shapes: N images, B images of a batch, K classes.
 from itertools import product
 from os import PathLike
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from vitrail.evaluation.calibration import (
 from vitrail.evaluation.conformal import Conformal
 from vitrail.evaluation.dataset import RelabeledSource, match_classes, open_evaluation_split
 from vitrail.evaluation.evaluate import Runner, collect_outputs, labels_at
+from vitrail.evaluation.metrics import LossKind
 
 CLEAN = ("clean", 0)
 
@@ -35,14 +37,16 @@ def evaluate_corruptions(
     *,
     images: int = 500,
     conformal: Conformal | None = None,
+    loss: LossKind = "softmax",
     batch_size: int = 16,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Return one row for the clean images and for each corruption and severity.
 
-    `images` of the split are used, evenly spaced; `options` are those of `run_inference`. The keys
-    are corruption, severity, accuracy, ece and, of a calibrated model, coverage (share of
-    prediction sets with the true class), set_size, accepted and accepted_error.
+    `images` of the split are used, evenly spaced; `loss` is that of `evaluate`, `options` are those
+    of `run_inference`. The keys are corruption, severity, accuracy, ece and, of a calibrated model,
+    coverage (share of prediction sets with the true class), set_size, accepted and accepted_error
+    (None if nothing is accepted).
     """
     metadata = runner.metadata
     source, _ = open_evaluation_split(data, split, metadata)
@@ -56,17 +60,16 @@ def evaluate_corruptions(
     shape = (1, 3, 1, 1)
     mean = torch.tensor(metadata.preprocessing.mean, device=runner.device).reshape(shape)
     std = torch.tensor(metadata.preprocessing.std, device=runner.device).reshape(shape)
-    seeds = iter(range(len(source)))
 
     def predict(batch: Tensor) -> Tensor:
         """Return the logits of all variants. (B, variants x K)"""
         pixels = ((batch * std + mean) * 255).round().clamp(0, 255).byte()
         arrays = pixels.permute(0, 2, 3, 1).cpu().numpy()
-        numbers = [next(seeds) for _ in arrays]
+        seeds = [crc32(image.tobytes()) for image in arrays]  # for any number of processes
         logits = [runner.run(batch)]
         for name, severity in variants[1:]:
             changed = np.stack(
-                [corrupt(x, name, severity, n) for x, n in zip(arrays, numbers, strict=True)]
+                [corrupt(x, name, severity, seed) for x, seed in zip(arrays, seeds, strict=True)]
             )
             tensor = torch.from_numpy(changed).permute(0, 3, 1, 2).to(runner.device).float() / 255
             logits.append(runner.run((tensor - mean) / std))
@@ -84,11 +87,12 @@ def evaluate_corruptions(
     labels = labels_at(source, indices)
     if match.columns is not None:  # the dataset's order of classes
         labels = np.asarray(match.columns)[labels]
+    loss = "sigmoid" if metadata.multi_label else loss
     table = []
     for number, (name, severity) in enumerate(variants):
         logits = values.reshape(len(indices), len(variants), -1)[:, number]
-        p = probabilities(logits, "softmax")
-        correct = p.argmax(axis=1) == labels
+        p = probabilities(logits, loss)
+        correct = logits.argmax(axis=1) == labels
         row = {
             "corruption": name,
             "severity": severity,
@@ -96,12 +100,13 @@ def evaluate_corruptions(
             "ece": expected_calibration_error(*reliability_bins(p.max(axis=1), correct)),
         }
         if conformal is not None:
+            p = probabilities(logits, "softmax")
             inside, accepted = conformal.sets(p), conformal.accepts(p)
             row |= {
                 "coverage": float(inside[np.arange(len(labels)), labels].mean()),
                 "set_size": float(inside.sum(axis=1).mean()),
                 "accepted": float(accepted.mean()),
-                "accepted_error": float((~correct)[accepted].mean()) if accepted.any() else 0.0,
+                "accepted_error": float((~correct)[accepted].mean()) if accepted.any() else None,
             }
         table.append(row)
     return table

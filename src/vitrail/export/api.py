@@ -138,7 +138,7 @@ def export_model(
                 progress=progress,
             )
             notes = () if cost is None else cost.notes
-            temporary.write_text(page, encoding="utf-8")
+            temporary.write_text(page, encoding="utf-8", errors="replace")
         else:
             program = save_program(model, temporary, compiled=to == "aotinductor")
             difference = verify_images(model, program, any_size=False)

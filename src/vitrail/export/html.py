@@ -29,13 +29,7 @@ from vitrail.evaluation.evaluate import Progress
 from vitrail.export.kernel_program import KernelProgram, compile_model
 from vitrail.export.session import open_session, run_session
 from vitrail.export.torch_program import Outputs, describe_model
-from vitrail.export.verify import (
-    INT8_TOLERANCE,
-    Data,
-    Int8Accuracy,
-    check_difference,
-    measure_int8,
-)
+from vitrail.export.verify import INT8_TOLERANCE, Data, Int8Accuracy, check_difference, measure_int8
 from vitrail.models.config import VitConfig
 from vitrail.models.vit import Model
 from vitrail.probing.teach import MEMORY_FILE, features_digest, load_memory

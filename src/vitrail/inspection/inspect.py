@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from itertools import islice
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 
 from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import get_metadata
-from vitrail.data.datasets import ImageDataset, evaluation_split, open_dataset
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.storage import read_file
 from vitrail.errors import ConfigError, DataError, renamed_attribute, unknown
+from vitrail.evaluation.dataset import open_evaluation_split
 from vitrail.evaluation.results import no_readable_images
 from vitrail.extras import install_hint
 from vitrail.formatting import comma_list
@@ -137,12 +139,13 @@ def inspect_model(
     >>> result.images[0].class_maps["relevance"]["cat"]  # (h, w)
     >>> result.faithfulness.curves["rollout"].insertion_area
 
-    `pictures` are files or folders; without any, some of the test split of `data` are used, which
-    also provides the `images` for attention statistics. `methods` are names from `METHODS`;
-    `classes` those for which class-specific maps are made, by default the predicted ones. Attention
-    maps of `layers` are returned in full. Rollout fuses heads by `fuse`, and may `discard` the
-    smallest fraction of each map. `score` evaluates the faithfulness of the maps. `progress` is
-    called with the current stage, the number of images done, and their total.
+    `pictures` are files or folders; without any, some images of `data` are used, which also
+    provides the `images` for attention statistics, from the split that `evaluate` would choose.
+    `methods` are names from `METHODS`; `classes` those for which class-specific maps are made, by
+    default the predicted ones. Attention maps of `layers` are returned in full. Rollout fuses heads
+    by `fuse`, and may `discard` the smallest fraction of each map. `score` evaluates the
+    faithfulness of the maps. `progress` is called with the current stage, the number of images
+    done, and their total.
     """
     model = model if isinstance(model, nn.Module) else load(model)
     names = get_metadata(model).names(model.config.num_classes)
@@ -166,10 +169,9 @@ def inspect_model(
     if layers:
         depth = require_attention(model, "attention map").config.depth
         layers = resolve_indices("layers", layers, depth)
-    dataset = data
+    dataset: Any = data
     if isinstance(data, str | PathLike):
-        dataset = open_dataset(data, evaluation_split(data) or "all")
-    assert dataset is None or not isinstance(dataset, str | PathLike)
+        dataset, _ = open_evaluation_split(data, None, get_metadata(model))
     paths = find_images(pictures)
     progress = progress or (lambda what, done, total: None)
 

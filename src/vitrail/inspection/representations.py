@@ -32,7 +32,6 @@ MIN_VARIANCE = 1e-8  # a smaller fraction of the variance is rounding error
 NEIGHBORS = 6
 THUMBNAIL = 96  # pixels of a neighbor's longer side
 MAX_IMAGES = 5000  # of a dataset whose features are computed
-MAX_SIMILARITIES = 2**22  # held at once
 PERCENTILES = (1, 99)  # of components: the range of colors
 TSNE_DIMENSIONS = 50  # of the input, as t-SNE's authors advise
 TSNE_PERPLEXITY = 30.0
@@ -184,20 +183,13 @@ def nearest_rows(
     By cosine similarity, both (q, count), most similar first; fewer if the bank is smaller.
     `exclude` is a row of the bank per query that is left out: the query itself.
     """
-    queries = normalize_rows(queries.astype(np.float32))
-    bank = normalize_rows(bank.astype(np.float32))
     count = max(0, min(count, len(bank) - (exclude is not None)))
-    indices = np.zeros((len(queries), count), np.int64)
-    similarity = np.zeros((len(queries), count), np.float32)
-    step = max(1, MAX_SIMILARITIES // max(1, len(bank)))
-    for first in range(0, len(queries), step):
-        part = slice(first, first + step)
-        scores = queries[part] @ bank.T  # (step, n)
-        if exclude is not None:
-            scores[np.arange(len(scores)), exclude[part]] = -np.inf
-        indices[part] = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        similarity[part] = np.take_along_axis(scores, indices[part], axis=1)
-    return indices, similarity
+    queries, bank = (normalize_rows(x.astype(np.float32)) for x in (queries, bank))
+    scores = queries @ bank.T  # (q, n)
+    if exclude is not None:
+        scores[np.arange(len(scores)), exclude] = -np.inf
+    indices = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return indices, np.take_along_axis(scores, indices, axis=1)
 
 
 def scatter(
@@ -208,9 +200,7 @@ def scatter(
     By t-SNE if scikit-learn is installed, else by the first two principal components. More than
     `max_points` images are subsampled evenly.
     """
-    rows = np.arange(len(features))
-    if len(rows) > max_points:
-        rows = np.linspace(0, len(features) - 1, max_points).round().astype(np.int64)
+    rows = evenly_spaced(len(features), max_points)
     chosen = features[rows].astype(np.float64)
     points = project(chosen, TSNE_DIMENSIONS) if len(rows) else np.zeros((0, 2))
     method = "principal components"

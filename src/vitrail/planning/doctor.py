@@ -205,30 +205,36 @@ def version_range(package: Package) -> str:
 
 def find_problems(machine: Machine) -> list[Problem]:
     """Return what to fix in packages, disks, threads, load and memory, fatal problems first."""
-    problems: list[tuple[str, str, bool]] = []  # what, remedy, fatal
+    keys = ("what", "remedy", "fatal")
+    rows = list_problems(machine)
+    problems: list[Problem] = [dict(zip(keys, row, strict=True)) for row in rows]
+    return sorted(problems, key=lambda problem: not problem["fatal"])
+
+
+def list_problems(machine: Machine) -> Iterator[tuple[str, str, bool]]:
     for package in machine["packages"]:
         if not version_fits(package):
             name, version, needed = package["name"], package["version"], version_range(package)
             state = f"is {version}" if version else "is missing"
             pinned = f"'{name}{needed}'" if needed else name
             what = f"{name} {state}, and vitrail needs {needed.removeprefix('>=') or 'it'}"
-            problems.append((what, f"pip install {pinned}", True))
+            yield what, f"pip install {pinned}", True
     for extra, packages in machine["extras"].items():
         for package in packages:
             if package["version"] and not version_fits(package):
                 what = f"{package['name']} is {package['version']}, and vitrail[{extra}] needs "
                 what += version_range(package).removeprefix(">=")
-                problems.append((what, f"pip install --upgrade 'vitrail[{extra}]'", False))
+                yield what, f"pip install --upgrade 'vitrail[{extra}]'", False
     if machine["broken"]:
-        problems.append((f"torch cannot be imported: {machine['broken']}", "reinstall torch", True))
+        yield f"torch cannot be imported: {machine['broken']}", "reinstall torch", True
     for disk in machine["disks"]:
         remedy, free = REMEDIES[disk["what"]], disk["free"]
         where = f"{disk['path']} ({disk['what']})"
         if not disk["writable"]:
-            problems.append((f"not writable: {where}", remedy.format("a writable folder"), True))
+            yield f"not writable: {where}", remedy.format("a writable folder"), True
         elif free < LOW_DISK:
             remedy = f"free up space, or {remedy.format('a folder with more space')}"
-            problems.append((f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK))
+            yield f"{free / MIB:,.0f} MiB free for {where}", remedy, free < NO_DISK
     processor, free = machine["processor"], machine["memory"]["free"]
     threads, load, quota = processor["threads"], processor["load"], processor["quota"]
     cores = processor["allowed"]
@@ -236,21 +242,17 @@ def find_problems(machine: Machine) -> list[Problem]:
         cores = max(1, min(cores, ceil(quota)))
     if threads is not None and threads > cores:
         what = f"torch uses {threads} threads, but this process may use only {cores} cores"
-        problems.append(
-            (f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False)
-        )
+        yield f"{what}: threads wait for each other", f"set OMP_NUM_THREADS={cores}", False
     if threads == 1 < cores:
         text = f"torch uses one thread, but this process may use {cores} cores"
-        problems.append((text, "unset OMP_NUM_THREADS", False))
+        yield text, "unset OMP_NUM_THREADS", False
     if load is not None and load > processor["cores"] + BUSY_CORES:
         what = f"load average {load:.1f} on {processor['cores']} cores: everything is slower, and"
         remedy = "wait for other processes, or stop them"
-        problems.append((f"{what} speeds measured here are too low", remedy, False))
+        yield f"{what} speeds measured here are too low", remedy, False
     if free is not None and free < LOW_MEMORY:
         remedy = "close other programs; `vitrail plan MODEL` reports what a training run needs"
-        problems.append((f"{free / MIB:,.0f} MiB of memory free", remedy, False))
-    rows = [{"what": what, "remedy": remedy, "fatal": fatal} for what, remedy, fatal in problems]
-    return sorted(rows, key=lambda problem: not problem["fatal"])
+        yield f"{free / MIB:,.0f} MiB of memory free", remedy, False
 
 
 def measure_speeds(seconds: float = SECONDS, width: int = WIDTH, side: int = SIDE) -> Speeds:

@@ -100,7 +100,4 @@ class PublishedRun(NamedTuple):
         return self.exaflops * EXA / (self.core_days * DAY * TPU_V3_CORE.peak)
 
 
-PUBLISHED_RUNS = (
-    PublishedRun("ViT-H/14", 14, 4262, 2500),
-    PublishedRun("ViT-L/16", 14, 1567, 680),
-)
+PUBLISHED_RUNS = (PublishedRun("ViT-H/14", 14, 4262, 2500), PublishedRun("ViT-L/16", 14, 1567, 680))

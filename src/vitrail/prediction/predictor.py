@@ -102,22 +102,18 @@ def decode_logits(
         threshold = MULTI_LABEL_THRESHOLD if metadata.multi_label else 0.0
     best = probabilities.topk(min(top, probabilities.shape[1]))
     classes = metadata.names(probabilities.shape[1])
+    tops = [
+        tuple(Guess(classes[i], p) for i, p in zip(indices, values, strict=True))
+        for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
     predictions = []
-    for name, row, values, indices, accept, inside in zip(
-        names,
-        probabilities,
-        best.values.tolist(),
-        best.indices.tolist(),
-        accepted,
-        sets,
-        strict=True,
-    ):
-        guesses = tuple(Guess(classes[i], p) for i, p in zip(indices, values, strict=True))
+    rows = zip(names, probabilities, tops, accepted, sets, strict=True)
+    for name, row, guesses, accept, inside in rows:
         if metadata.multi_label:
             order = row.argsort(descending=True)
             labels = tuple(classes[i] for i in order[row[order] >= threshold].tolist())
         else:
-            labels = (guesses[0].label,) if accept and values[0] >= threshold else ()
+            labels = (guesses[0].label,) if accept and guesses[0].probability >= threshold else ()
         members = tuple(classes[k] for k in inside)
         predictions.append(
             Prediction(name=name, guesses=guesses, labels=labels, prediction_set=members)

@@ -72,7 +72,7 @@ def features_of(
             "version": __version__,
         }
         path = folder / f"{backbone_digest(model, **about)}.safetensors"
-    cached = None
+    cached: Features | None = None
     if path is not None:
         with (
             suppress(OSError, ValueError, SafetensorError),
@@ -84,13 +84,12 @@ def features_of(
             if not (skipped and options.get("strict")) and not any(
                 is_readable(source, int(index)) for index in missing
             ):
-                cached = values, indices, skipped
-    if distributed.all_reduce_any(cached is None):  # on one process, so all must compute
-        cached = None
-    if cached is not None:
-        values, indices, skipped = cached
-        about = {"classes": source.classes, "indices": indices, "skipped": skipped, "cached": True}
-        return Features(values=values, labels=labels_at(source, indices), **about)
+                about = {"indices": indices, "skipped": skipped, "cached": True}
+                labels = labels_at(source, indices)
+                cached = Features(values=values, labels=labels, classes=source.classes, **about)
+    missed = distributed.all_reduce_any(cached is None)  # on one process, so all must compute
+    if cached is not None and not missed:
+        return cached
     options |= {"channels": model.config.channels, "device": next(model.parameters()).device}
     with eval_mode(model):
         features = extract(model.features, source, preprocessing, batch_size=batch_size, **options)

@@ -144,7 +144,8 @@ def try_shots(
         raise DataError(f"{what}; a probe needs images of each of two classes or more")
     for count in shots:
         results: dict[str, list[tuple[Probe, float]]] = {}
-        for seed in range(1 if count == "all" else seeds):  # all images are always the same
+        every = count == "all" or count >= counts.max()  # each draw would have the same images
+        for seed in range(1 if every else seeds):
             rows = draw(train.labels, classes, count, seed)
             part = (train.values[rows], train.labels[rows], classes)
             for name in probes:

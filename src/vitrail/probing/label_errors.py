@@ -34,6 +34,7 @@ from vitrail.probing.features import features_of, pixels_of
 ROUNDS = 2  # fits: on all images, then without those that count for another class
 OUTLIERS = 0.02  # of the images are listed as the most unusual ones
 COLUMNS = ("name", "split", "index", "label", "suggested", "margin", "action")
+CSV: Any = {"errors": "surrogateescape", "newline": ""}  # file names may be any bytes
 PIXELS = "pixels"  # instead of a model: the features are small copies of the images
 ACTIONS = ("keep", "fix", "drop")
 
@@ -143,7 +144,7 @@ def class_distances(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def write_review(errors: list[dict[str, Any]], path: Path) -> None:
     """Write the suspects as CSV, to be reviewed: the column `action` is keep, fix or drop."""
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", **CSV) as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for row in errors:
@@ -157,8 +158,10 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
     changes: dict[str, dict[int, int | None]] = {split: {} for split in datasets}
     counts = Counter[str]()
     try:
-        with review.open(encoding="utf-8-sig", newline="") as file:
-            rows = [(row["split"], int(row["index"]), row) for row in csv.DictReader(file)]
+        with review.open(encoding="utf-8-sig", **CSV) as file:
+            needed = [name for name in COLUMNS if name not in ("label", "margin")]
+            table = [{name: row[name] for name in needed} for row in csv.DictReader(file)]
+        rows = [(row["split"], int(row["index"]), row) for row in table]
     except OSError as error:
         raise read_error(review, error) from None
     except (UnicodeError, KeyError, TypeError, ValueError) as error:
@@ -167,7 +170,7 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
             f"{', '.join(COLUMNS)}"
         ) from None
     for line, (split, index, row) in enumerate(rows, 2):
-        action = (row.get("action") or "keep").strip().lower()
+        action = (row["action"] or "keep").strip().lower()
         where = f"{review}, line {line}"
         if action not in ACTIONS:
             raise DataError(f"{where}: unknown action {action!r}; expected keep, fix or drop")

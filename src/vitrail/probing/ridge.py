@@ -109,11 +109,11 @@ class RidgeSystem:
         values, vectors = torch.linalg.eigh(self.matrix)
         return values.clamp_min(0), vectors, vectors.T @ self.right
 
-    def solve(self, l2: float, *, of_many: bool = False) -> RidgeProbe:
-        """Return the probe for one l2; `of_many` solves by an eigendecomposition that all l2
+    def solve(self, l2: float, *, use_eigh: bool = False) -> RidgeProbe:
+        """Return the probe for one l2, by Cholesky or by the eigendecomposition that all l2
         share."""
         solution = None
-        if not of_many:
+        if not use_eigh:
             shifted = self.matrix.clone()
             shifted.diagonal().add_(l2)
             factor, failed = torch.linalg.cholesky_ex(shifted)
@@ -127,7 +127,7 @@ class RidgeSystem:
         bias = BIAS * (2 * self.counts - self.counts.sum()) / (constant + l2)  # (C,)
         return RidgeProbe(float(l2), torch.cat([weights, bias[None]]), self.mean, self.std)
 
-    def freedom(self, rows: slice, x: Tensor, l2: Tensor) -> Tensor:
+    def one_minus_leverage(self, rows: slice, x: Tensor, l2: Tensor) -> Tensor:
         """Return 1 - h of some rows, for each l2. (m, L)"""
         values, vectors, _ = self.spectrum
         shrink = 1 / (values[:, None] + l2)  # (r, L)
@@ -224,7 +224,7 @@ def fit_path(
         check_l2(value)
     data = Rows(features, labels, classes)
     system = RidgeSystem.from_rows(data)
-    probes = tuple(system.solve(value, of_many=True) for value in l2)
+    probes = tuple(system.solve(value, use_eigh=True) for value in l2)
     squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
     correct = torch.zeros(len(probes), dtype=torch.int64)
     counted = (data.counts[data.labels] > 1).double()  # (n,)
@@ -286,7 +286,7 @@ def left_out(
         residuals = residuals.unflatten(1, (len(probes), -1))  # (m, L, C)
         label = data.labels[rows, None, None].expand(-1, len(probes), 1)
         residuals.scatter_add_(2, label, torch.full(label.shape, -2.0, dtype=torch.float64))
-        residuals.div_(system.freedom(rows, x, l2)[..., None])
+        residuals.div_(system.one_minus_leverage(rows, x, l2)[..., None])
         squared = residuals.square().sum((0, 2))
         targets = torch.full(label.shape, 2.0, dtype=torch.float64)
         yield rows, squared, residuals.scatter_add_(2, label, targets), label

@@ -494,10 +494,7 @@ def norm_plot(norms: np.ndarray, others: Mapping[str, np.ndarray]) -> Any:
 
 
 def faithfulness_plot(
-    shares: np.ndarray,
-    curves: Mapping[str, np.ndarray],
-    colors: Mapping[str, str],
-    label: str,
+    shares: np.ndarray, curves: Mapping[str, np.ndarray], colors: Mapping[str, str], label: str
 ) -> Any:
     """Probability over the share of pixels inserted or deleted, one line per method in a color of
     the palette; soft ones are dashed."""

@@ -42,6 +42,7 @@ from vitrail.evaluation.results import (
 )
 from vitrail.evaluation.robustness import mean_over_corruptions
 from vitrail.formatting import ABSENT, byte_size, duration, percent
+from vitrail.inspection.attention import token_offset
 from vitrail.inspection.images import load_samples
 from vitrail.inspection.relevance import rollout
 from vitrail.reports import figures
@@ -86,12 +87,7 @@ MAX_SHOWN = 30  # of each problem; the rest is counted
 
 
 def write_evaluation(
-    folder: Path,
-    result: EvaluationResult,
-    source: Dataset,
-    *,
-    title: str,
-    facts: Mapping[str, str],
+    folder: Path, result: EvaluationResult, source: Dataset, *, title: str, facts: Mapping[str, str]
 ) -> Iterator[Path]:
     """Write each file atomically; yields their paths."""
     predictions = result.predictions
@@ -494,16 +490,14 @@ def flip(index: int, result: Comparison, source: Dataset, models: Sequence[Any])
         with suppress(ConfigError):  # a model without attention
             for image in load_samples(model, source, [index], {}):
                 heat = rollout(model, image.tensor[None])[0].cpu().numpy()
-                drawn = overlay(image.pixels, heat, image.box)
+                drawn = overlay(image.pixels, heat, image.box, offset=token_offset(model))
                 drawn.thumbnail((FLIP_SIDE, FLIP_SIDE))
                 images.append(data_url(to_jpeg(drawn), "jpeg"))
     return {"name": source.name(index), "images": images, **result.at(index)}
 
 
 def write_dataset_check(
-    report: DatasetReport,
-    folder: str | os.PathLike[str],
-    labels: Mapping[str, Any] | None = None,
+    report: DatasetReport, folder: str | os.PathLike[str], labels: Mapping[str, Any] | None = None
 ) -> Path:
     """Write `index.html` and a contact sheet for each class; return the path of the page.
 
