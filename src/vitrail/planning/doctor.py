@@ -47,9 +47,6 @@ REMEDIES = {  # of a disk that is full or not writable
     "temporary files": "set TMPDIR to {}",
 }
 CPU_FEATURES = {"AVX2": "avx2", "AVX-512": "avx512_f", "AMX": "amx_tile"}  # torch's names
-REQUIREMENT = re.compile(  # name[extras]<below,>=least; … extra == "name"
-    r"([\w.-]+?)(?:\[.*\])?(?:<([\d.]+),)?(?:>=([\d.]+))?(?:;(?:.*extra == '([\w-]+)')?.*)?"
-)
 CGROUP = Path("/sys/fs/cgroup")
 LOW_DISK = 1 * GIB  # below which a run or a download may not fit
 NO_DISK = 64 * MIB  # below which nothing does
@@ -134,9 +131,16 @@ def requirements() -> dict[str, list[Package]]:
     except metadata.PackageNotFoundError:  # run from its source, without an installation
         lines = []
     for line in lines:
-        match = REQUIREMENT.fullmatch(line)
-        assert match is not None, line
-        name, below, least, extra = match.groups(default="")
+        requirement, _, marker = line.partition(";")
+        name, least, below, extra = (
+            found[1] if (found := re.search(pattern, text)) else ""
+            for pattern, text in (
+                (r"^([\w.-]+)", line),
+                (r">=([\d.]+)", requirement),
+                (r"<([\d.]+)", requirement),
+                (r"extra == ['\"]([\w-]+)", marker),
+            )
+        )
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
