@@ -19,6 +19,7 @@ from PIL import Image
 import vitrail
 from page_reader import Reader
 from vitrail.checkpoints.bundle import GENERATED
+from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.hub import parse
 from vitrail.cli import main
 from vitrail.data import tar_shards
@@ -308,11 +309,14 @@ def test_written_files_follow_no_link_and_keep_the_umask(tmp_path, secret, monke
         with monkeypatch.context() as patch:  # reading it would change it for all threads
             patch.setattr(os, "umask", lambda _: pytest.fail("the umask was changed"))
             write_atomic(tmp_path / "out.json", "{}")
-        assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
+            write_file(tmp_path / "x.safetensors", {"x": torch.zeros(1)}, None)
+        for name in ("out.json", "x.safetensors"):
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
     finally:
         os.umask(before)
     assert secret.read_bytes() == SECRET
     assert not (tmp_path / "out.json").is_symlink()
     with pytest.raises(DataError):
         write_atomic(tmp_path / "out.json" / "below", "x")
-    assert {path.name for path in tmp_path.iterdir()} == {"secret", "out.json"}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"secret", "out.json", "x.safetensors"}

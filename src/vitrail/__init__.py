@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import evaluate as evaluate
     from vitrail.export.api import export_model as export_model
     from vitrail.inspection.inspect import inspect_model as inspect_model
+    from vitrail.models.attention import SelfAttention as SelfAttention
+    from vitrail.models.attention import register_attention as register_attention
     from vitrail.models.config import NUMERICS as NUMERICS
     from vitrail.models.config import BitConfig as BitConfig
     from vitrail.models.config import MixerConfig as MixerConfig
@@ -52,6 +54,7 @@ PUBLIC = {
     "evaluation.evaluate": ["evaluate"],
     "export.api": ["export_model"],
     "inspection.inspect": ["inspect_model"],
+    "models.attention": ["SelfAttention", "register_attention"],
     "models.config": ["NUMERICS", "BitConfig", "MixerConfig", "Numerics", "VitConfig"],
     "models.mixer": ["MlpMixer"],
     "models.resnet": ["BiT"],

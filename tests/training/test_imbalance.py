@@ -12,11 +12,12 @@ from tiny_models import awake
 from tiny_runs import Recorder, tiny_run
 from vitrail.models.config import VitConfig
 from vitrail.training.config import LossSettings, ModelSettings, OptimSettings
+from vitrail.training.model_init import fit_probe_head
 from vitrail.training.objectives import Classification, log_prior
 
 pytestmark = pytest.mark.slow
 
-COUNTS = np.array([100, 10, 1])
+COUNTS = np.array([100, 10, 5])
 
 
 def write_long_tail(path, counts, noise=90):
@@ -39,11 +40,13 @@ def test_loss_adds_the_log_frequencies():
     labels = torch.tensor([0, 1, 2, 1])
     loss = LossSettings(kind="softmax", logit_adjustment=0.5)
     objective = Classification(model, loss, log_prior(COUNTS, loss))
-    expected = F.cross_entropy(model(images) + 0.5 * torch.tensor(COUNTS / 111).log(), labels)
+    expected = F.cross_entropy(model(images) + 0.5 * torch.tensor(COUNTS / 115).log(), labels)
     torch.testing.assert_close(objective(images, labels), expected.float())
     assert torch.equal(objective.logits(images), model(images))
     assert "prior" not in objective.state_dict()
     assert log_prior(COUNTS, replace(loss, logit_adjustment=0.0)) is None
+    tiny = log_prior(np.array([100, 10, 0]), loss)  # as if it had five images
+    torch.testing.assert_close(tiny, log_prior(COUNTS, loss))
 
 
 def test_adjustment_raises_balanced_accuracy(tmp_path):
@@ -85,3 +88,17 @@ def test_probe_of_imbalanced_classes_is_adjusted(tmp_path):
     assert len(probe) == 1
     assert "balanced accuracy" in probe[0]
     assert any("balanced accuracy (n=" in line and "keeping" in line for line in recorder.lines)
+
+
+def test_class_of_one_image_neither_adjusts_the_loss_nor_takes_images(tmp_path):
+    data, recorder = write_long_tail(tmp_path / "stray.npz", [40, 40, 1]), Recorder()
+    tiny_run(data, tmp_path / "run", callback=recorder)
+    assert not any("logit adjustment" in line for line in recorder.lines)
+    model = vitrail.load(tmp_path / "run", num_classes=0)
+    train, dev = (vitrail.open_dataset(str(data), split) for split in ("train", "test"))
+    options = {"dev_from_train": False, "preprocessing": model.metadata.preprocessing}
+    prior = log_prior(train.class_counts(), LossSettings(kind="softmax", logit_adjustment=1.0))
+    stray = train.subset(np.asarray(train.labels()) < 2)  # the probe has no image of the class
+    probe = fit_probe_head(model, stray, dev.subset(range(80)), "dev", prior=10 * prior, **options)
+    plain = fit_probe_head(model, stray, dev.subset(range(80)), "dev", **options)
+    assert probe.accuracy >= plain.accuracy > 0.5

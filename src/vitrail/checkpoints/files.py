@@ -157,8 +157,10 @@ def readable_errors(path: Path) -> Iterator[None]:
     """Convert whatever a corrupt file makes a library raise into a one-line `CheckpointError`."""
     try:
         yield
-    except FileNotFoundError:
-        raise CheckpointError(f"file not found: {path}") from None
+    except FileNotFoundError:  # safetensors raises it for unreadable files, too
+        denied = os.path.exists(path) and not os.access(path, os.R_OK)
+        reason = "permission denied" if denied else "file not found"
+        raise CheckpointError(f"{reason}: {path}") from None
     except IsADirectoryError:
         raise CheckpointError(f"{path} is a folder; expected a weights file") from None
     except PermissionError:

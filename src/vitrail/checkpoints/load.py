@@ -118,6 +118,7 @@ def load(
     patch_size: Size | None = None,
     keep_representation: bool = False,
     numerics: str | Numerics | None = None,
+    attention: str | None = None,
     preprocessing: str | Preprocessing | None = None,
     adapter: str | PathLike[str] | None = None,
     log: Callable[[str], None] | None = None,
@@ -137,6 +138,7 @@ def load(
         num_classes, image_size, channels, patch_size: adapt the model to a new task.
         keep_representation: keep the representation layer under a new head.
         numerics: a name in `NUMERICS` or a value; overrides those of the file's library.
+        attention: another attention for the same weights, such as one of `register_attention`.
         preprocessing: a preset name or a value; overrides that of the checkpoint. A checkpoint that
             states none gets that of its family, with a warning if the family is unknown.
         adapter: a LoRA adapter of this model, which is merged into the weights.
@@ -147,6 +149,7 @@ def load(
     if adapter is not None:
         model, family = merge_adapter(model, Path(adapter)), None
     model, numerics_changes = set_numerics(model, numerics)
+    model, attention_changes = set_attention(model, attention)
     model, changes = adapt(
         model,
         num_classes=num_classes,
@@ -155,7 +158,7 @@ def load(
         patch_size=patch_size,
         keep_representation=keep_representation,
     )
-    if changes := [*loading_changes, *numerics_changes, *changes]:
+    if changes := [*loading_changes, *numerics_changes, *attention_changes, *changes]:
         emit = log or (logger.warning if loading_changes else logger.info)
         emit(f"{name_of(model.config)} from {reference}")
         for part, change, detail in changes:
@@ -437,6 +440,22 @@ def set_numerics(model: Model, numerics: str | Numerics | None) -> tuple[Model, 
     )
     changed = rebuild(model, new, model.state_dict(), model.metadata)
     return changed, [("numerics", f"{before} -> {after}", "weights unchanged")]
+
+
+def set_attention(model: Model, attention: str | None) -> tuple[Model, list[Change]]:
+    """Run the same weights with another attention, whose own weights are new. None keeps it."""
+    old = model.config
+    if attention is None or attention == getattr(old, "attention", None):
+        return model, []
+    if not isinstance(old, VitConfig):
+        raise ConfigError(f"attention={attention!r} needs a Vision Transformer")
+    changed = build(old.change(attention=attention), device="cpu")
+    missing, unexpected = changed.load_state_dict(model.state_dict(), strict=False, assign=True)
+    if unexpected:
+        raise CheckpointError(f"attention={attention!r} has no place for {unexpected[0]}")
+    changed.metadata = model.metadata
+    detail = f"{len(missing)} new tensors, initialized" if missing else "weights unchanged"
+    return changed.train(model.training), [("attention", f"{old.attention} -> {attention}", detail)]
 
 
 def merge_adapter(model: Model, path: Path) -> Model:

@@ -190,10 +190,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         name = path.with_name(f".{path.name}.{token_hex(8)}")
         # EXCL follows no link. mkstemp would make the file private, and reading the umask, to undo
         # that, changes it for all threads.
-        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        created = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        mode = os.fstat(created).st_mode
+        os.close(created)
         temporary = name
         yield temporary
         with temporary.open("rb") as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(mode))  # safetensors makes its files private
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:

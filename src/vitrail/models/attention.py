@@ -4,14 +4,15 @@ Shapes: B images, N tokens, D width, H heads, K = D / H channels per head, Q que
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from vitrail.models.config import AttentionKind, NormKind, VitConfig
+from vitrail.errors import ConfigError
+from vitrail.models.config import REGISTERED, AttentionKind, NormKind, VitConfig
 from vitrail.models.pos_embed import Grid, RelativeKeys, Rotation
 
 FORWARD_HOOKS = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
@@ -172,10 +173,31 @@ class SelfAttention(nn.Module):
         return weights if heads is None or self.fused else weights[:, list(heads)]
 
 
-ATTENTIONS: dict[AttentionKind, type[SelfAttention]] = {
+ATTENTIONS: dict[str, type[SelfAttention]] = {
     "global": SelfAttention,
     "axial": SelfAttention,  # given an `Axis` by the encoder
 }
+
+
+def register_attention(name: str) -> Callable[[type[SelfAttention]], type[SelfAttention]]:
+    """Make a subclass of `SelfAttention` available as `attention=name` in configurations.
+
+    >>> @register_attention("sigmoid")
+    ... class SigmoidAttention(SelfAttention): ...
+
+    A bundle stores the name only: register the class before loading one.
+    """
+
+    def register(cls: type[SelfAttention]) -> type[SelfAttention]:
+        if not (isinstance(cls, type) and issubclass(cls, SelfAttention)):
+            raise ConfigError(f"attention {name!r} must be a subclass of SelfAttention, not {cls}")
+        if name in get_args(AttentionKind):
+            raise ConfigError(f"attention {name!r} exists; choose another name")
+        ATTENTIONS[name] = cls
+        REGISTERED["attention"].add(name)
+        return cls
+
+    return register
 
 
 def is_plain_linear(layer: nn.Module) -> bool:

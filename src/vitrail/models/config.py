@@ -35,6 +35,7 @@ POSITION_PLACES: dict[PositionKind, tuple[PositionPlace, ...]] = {
     "rotary": ("shared",),  # inside attention
 }
 
+REGISTERED: dict[str, set[str]] = {"attention": set()}  # field → names added at run time
 MAY_BE_ZERO = {"num_classes", "representation", "registers"}
 
 
@@ -59,8 +60,9 @@ def validate_fields(config: Any) -> None:
     for f in fields(config):
         name, value = f.name, getattr(config, f.name)
         if get_origin(f.type) is Literal:
-            if not any(value == choice for choice in get_args(f.type)):
-                raise unknown(name, value, get_args(f.type))
+            choices = (*get_args(f.type), *REGISTERED.get(name, ()))
+            if not any(value == choice for choice in choices):
+                raise unknown(name, value, choices)
         elif f.type in (bool, bool | None):
             if not isinstance(value, bool) and (value is not None or f.type is bool):
                 raise ConfigError(f"{name}={value!r} must be True or False")

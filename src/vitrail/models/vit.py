@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, renamed_attribute
+from vitrail.models.attention import ATTENTIONS, SelfAttention
 from vitrail.models.config import (
     BitConfig,
     Config,
@@ -273,7 +274,13 @@ def create(
 
 
 def build(config: Config, *, device: torch.device | str = "meta") -> Model:
-    """Create the modules of a config with uninitialized weights, by default on `meta`."""
+    """Create the modules of a config with uninitialized weights, by default on `meta`.
+
+    With a registered attention, they have the values of its constructor, unless on `meta`.
+    """
+    if isinstance(config, VitConfig) and ATTENTIONS[config.attention] is not SelfAttention:
+        with torch.device(device):
+            return VisionTransformer(config)
     with torch.device("meta"):
         match config:
             case VitConfig():

@@ -24,7 +24,7 @@ from vitrail.models.config import Config, VitConfig, pair
 from vitrail.models.registry import configuration
 from vitrail.models.vit import Model, build
 from vitrail.training.budget import FinetunePlan
-from vitrail.training.config import ModelSettings, Precision, Settings
+from vitrail.training.config import MIN_CLASS_IMAGES, ModelSettings, Precision, Settings
 from vitrail.training.memory import (
     USABLE,
     activation_bytes,
@@ -75,7 +75,8 @@ class DatasetStats:
     channels: int  # 1 for grayscale, 3 for color, or those of the arrays
     multi_label: bool
     photographs: bool = False  # whether most images look like photographs: JPEG files in color
-    class_images: tuple[int, int] = (1, 1)  # fewest and most of a class; multi-label data: 1
+    # Fewest and most of a class, ignoring classes that are too small to learn; multi-label data: 1.
+    class_images: tuple[int, int] = (1, 1)
 
 
 def dataset_stats(dataset: Dataset) -> DatasetStats:
@@ -103,7 +104,8 @@ def dataset_stats(dataset: Dataset) -> DatasetStats:
     seconds, class_images = (time.monotonic() - started) / len(sides), (1, 1)
     if not dataset.multi_label and len(dataset.classes):
         counts = np.bincount(np.asarray(dataset.labels(), np.int64))
-        class_images = int(counts[counts > 0].min()), int(counts.max())
+        enough = counts[counts >= min(MIN_CLASS_IMAGES, counts.max())]
+        class_images = int(enough.min()), int(counts.max())
     return DatasetStats(
         images=len(dataset),
         classes=len(dataset.classes),

@@ -35,6 +35,8 @@ Strategy = Literal["ddp", "fsdp"]
 MaskedTarget = Literal["mean-color", "colors-4x4", "pixels"]
 HeadInit = Literal["probe", "zeros"]
 
+MIN_CLASS_IMAGES = 5  # classes with fewer are too small to learn, and to call a dataset imbalanced
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:

@@ -54,7 +54,13 @@ from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
 from vitrail.training.objectives import log_prior
 
-ADAPTABLE = ("image_size", "patch_size", "channels", "numerics")  # what loading can change
+ADAPTABLE = (
+    "image_size",
+    "patch_size",
+    "channels",
+    "numerics",
+    "attention",
+)  # what loading can change
 PROBE_HEAD = "probe_head.safetensors"  # in the run's folder, until the run is finished
 
 
@@ -301,25 +307,30 @@ def fit_probe_head(
     """Fit a probe to frozen features of `train` and evaluate it on `dev`.
 
     If dev was held out of the training set, the final probe is fitted to both. `prior` (K,), the
-    log class frequencies, is subtracted from the logits. `options` are those of `features_of`.
+    log class frequencies, is subtracted from the logits of classes with images, unless that lowers
+    the balanced accuracy on dev. `options` are those of `features_of`.
     """
     features = features_of(model, train, **options)
     classes = len(features.classes)
+    if prior is not None:
+        seen = torch.from_numpy(np.bincount(features.labels, minlength=classes) > 0)
+        prior = torch.where(seen, prior, 0.0)
     path = fit_path(features.values, features.labels, classes)
     probe = path.probes[path.best]
-    init = head_weights(model, *probe.linear(), path.scale, prior)
     if dev is None:
+        init = head_weights(model, *probe.linear(), path.scale, prior)
         return ProbeHead(init=init, final=init, skipped=features.skipped)
     held_out = features_of(model, dev, **options)
-    logits = path.scale * probe.scores(held_out.values)
-    logits = logits if prior is None else logits - prior
-    labels = torch.from_numpy(held_out.labels)
-    correct = (logits.argmax(1) == labels).double()
-    accuracy = float(correct.mean())
+    logits, labels = path.scale * probe.scores(held_out.values), torch.from_numpy(held_out.labels)
+    balanced = prior is not None
+    accuracy = dev_accuracy(logits, labels, balanced=balanced)
     if prior is not None:
-        recalls = [correct[labels == label].mean() for label in labels.unique()]
-        accuracy = float(torch.stack(recalls).mean())
-    final = init
+        adjusted = dev_accuracy(logits - prior, labels, balanced=True)
+        if adjusted >= accuracy:
+            logits, accuracy = logits - prior, adjusted
+        else:
+            prior = None
+    init = final = head_weights(model, *probe.linear(), path.scale, prior)
     if dev_from_train:
         values = np.concatenate([features.values, held_out.values])
         all_labels = np.concatenate([features.labels, held_out.labels])
@@ -332,9 +343,17 @@ def fit_probe_head(
         accuracy=accuracy,
         loss=float(F.cross_entropy(logits, labels)),
         images=len(held_out),
-        balanced=prior is not None,
+        balanced=balanced,
         skipped=features.skipped | held_out.skipped,
     )
+
+
+def dev_accuracy(logits: Tensor, labels: Tensor, *, balanced: bool) -> float:
+    """Return the accuracy, or its mean over the classes of the labels."""
+    correct = (logits.argmax(1) == labels).double()
+    if not balanced:
+        return float(correct.mean())
+    return float(torch.stack([correct[labels == label].mean() for label in labels.unique()]).mean())
 
 
 def head_weights(

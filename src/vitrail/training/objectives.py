@@ -22,7 +22,13 @@ from vitrail.data.storage import atomic_path, cache_folder
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.models.config import pair
 from vitrail.models.vit import Model, VisionTransformer
-from vitrail.training.config import LossSettings, MaskedSettings, MaskedTarget, Settings
+from vitrail.training.config import (
+    MIN_CLASS_IMAGES,
+    LossSettings,
+    MaskedSettings,
+    MaskedTarget,
+    Settings,
+)
 
 MASKED, SWAPPED = 0.8, 0.1  # fractions of the corrupted patches; the rest is kept
 LEVELS = 8  # of a channel: 3 bits
@@ -389,11 +395,13 @@ def make_objective(
 def log_prior(class_counts: np.ndarray | None, loss: LossSettings) -> Tensor | None:
     """Return the log class frequencies for logit adjustment (Menon et al. 2021, arXiv:2007.07314).
 
-    A model trained with them added to its logits does not favor a class for being frequent.
+    A model trained with them added to its logits does not favor a class for being frequent. Tiny
+    classes count as larger ones: after a large adjustment, a class that was never learned would
+    take images from all others.
     """
     if class_counts is None or not loss.logit_adjustment:
         return None
-    counts = torch.from_numpy(class_counts).float().clamp(min=1)
+    counts = torch.from_numpy(class_counts).float().clamp(min=MIN_CLASS_IMAGES)
     return loss.logit_adjustment * (counts / counts.sum()).log()
 
 
