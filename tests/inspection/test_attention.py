@@ -10,6 +10,8 @@ from tiny_models import awake
 from vitrail import DataError, VitConfig
 from vitrail.inspection import attention
 from vitrail.inspection.attention import attention_for_browser, attention_stats, iter_layers
+from vitrail.inspection.relevance import rollout
+from vitrail.models.attention import SelfAttention
 from vitrail.models.config import pair
 
 pytestmark = pytest.mark.slow
@@ -106,6 +108,26 @@ def test_statistics_equal_those_of_all_maps(shape, dtype):
     assert found.prefix_norms.shape == (3, prefix)
     outliers = [(row > 3 * np.median(row)).mean() for row in patches]
     np.testing.assert_array_equal(found.outliers, outliers)
+
+
+class Signed(SelfAttention):
+    def weights(self, query, key, bias=None):
+        return torch.tanh(query @ key.mT)
+
+
+def test_statistics_of_an_attention_without_softmax_are_those_of_normalized_rows():
+    model = random_vit()
+    for block in model.encoder.blocks:
+        block.attention.__class__ = Signed
+    images = random_images(model)
+    found, rows = attention_stats(model, [images]), np.abs(all_maps(model, images))
+    rows = rows / rows.sum(-1, keepdims=True)
+    close(found.entropy, -(rows * np.log(rows)).sum(-1).mean((1, 3)) / np.log(rows.shape[-1]))
+    close(
+        found.distance["all tokens"], (rows * token_distances(model, images)).sum(-1).mean((1, 3))
+    )
+    assert rollout(model, images).isfinite().all()
+    assert rollout(model, images).min() >= 0
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17, 40])

@@ -3,8 +3,10 @@ import torch
 import torch.nn.functional as F
 
 import tiny_models
+import vitrail
 from vitrail import ConfigError, VisionTransformer, create
-from vitrail.models.attention import SelfAttention
+from vitrail.models.attention import ATTENTIONS, SelfAttention
+from vitrail.models.config import REGISTERED
 from vitrail.models.encoder import Branch, drop_path
 from vitrail.models.init import initialize
 from vitrail.models.resnet import pad_same
@@ -235,6 +237,61 @@ def test_attention_variant_is_used_by_every_path(images, tiny, changes):
         torch.testing.assert_close(output, block.add_mlp(tokens + mixed))
         tokens = output
     assert torch.equal(next(model.attention_maps(images, layers=[0], heads=[1])), maps[0][:, [1]])
+    assert torch.equal(next(model.attention_maps(images, layers=0, heads=1)), maps[0][:, [1]])
+
+
+@pytest.fixture
+def talking_heads():
+    """An attention with weights of its own, registered for one test."""
+
+    @vitrail.register_attention("talking")
+    class TalkingHeads(vitrail.SelfAttention):
+        def __init__(self, config):
+            super().__init__(config)
+            self.mixing = torch.nn.Linear(config.heads, config.heads)
+            self.temperature = torch.nn.Parameter(torch.full((config.heads, 1, 1), 2.0))
+
+        def weights(self, query, key, bias=None):
+            scores = (query @ key.mT / self.temperature).movedim(1, -1)
+            return self.mixing(scores).movedim(-1, 1).softmax(dim=-1)
+
+    yield TalkingHeads
+    del ATTENTIONS["talking"]
+    REGISTERED["attention"].remove("talking")
+
+
+def test_registered_attention_is_created_adapted_trained_and_saved(talking_heads, tmp_path):
+    sizes = {"width": 8, "heads": 2, "depth": 2, "image_size": 16, "num_classes": 10}
+    models = [
+        vitrail.create(
+            "ViT-Pico/8", attention="talking", generator=torch.Generator().manual_seed(1), **sizes
+        )
+        for _ in range(2)
+    ]
+    for ours, same in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(ours, same)
+    assert models[0].encoder.blocks[1].attention.temperature.unique() == 2
+    images = torch.randn(2, 3, 16, 16)
+    vitrail.save(random_model(models[0].config.change(attention="global")).float(), tmp_path / "a")
+    lines = []
+    model = vitrail.load(tmp_path / "a", attention="talking", log=lines.append)
+    assert any("6 new tensors, initialized" in line for line in lines)
+    assert model(images).isfinite().all()
+    vitrail.save(model, tmp_path / "b")
+    assert torch.equal(vitrail.load(tmp_path / "b")(images), model(images))
+    options = {"steps": 1, "batch_size": 4, "optim": {"kind": "adamw", "learning_rate": 1e-3}}
+    for start in ({"start": tmp_path / "a"}, {}):
+        changes = {} if start else {"name": "ViT-Pico/8", "depth": 2, "image_size": 16}
+        changes["attention"], out = "talking", tmp_path / f"run{len(start)}"
+        vitrail.train("builtin:sign-digits", out, model=changes, **start, **options)
+        block = vitrail.load(out).encoder.blocks[0]
+        assert isinstance(block.attention, talking_heads)
+    with pytest.raises(ConfigError, match="did you mean 'talking'"):
+        models[0].config.change(attention="talkin")
+    with pytest.raises(ConfigError, match="exists"):
+        vitrail.register_attention("global")(talking_heads)
+    with pytest.raises(ConfigError, match="subclass of SelfAttention"):
+        vitrail.register_attention("linear")(torch.nn.Linear)
 
 
 def test_attention_maps_of_an_unknown_forward_pass_raise(tiny):

@@ -82,6 +82,14 @@ class LayerAttention(NamedTuple):
         query, key = self.query[images, :, rows], self.key[images]
         return self.attention.weights(query, key, relative_bias(query, self.relative, rows))
 
+    def distributions(self, images: slice, rows: slice) -> Tensor:
+        """Return the weights; those without softmax as absolute values divided by their sum."""
+        weights = self.weights(images, rows)
+        if self.attention.fused:
+            return weights
+        weights = weights.abs()
+        return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+
 
 def iter_layers(model: VisionTransformer, images: Tensor) -> Iterator[LayerAttention]:
     """Run the encoder, one layer in memory at a time."""
@@ -217,7 +225,7 @@ class StatsAccumulator:
         (count, heads), prefix = layer.query.shape[:2], self.prefix
         products = self.entropy.new_zeros(count, heads, heads)
         for images, rows in layer.slices():
-            maps = layer.weights(images, rows).double()  # (b, H, q, N)
+            maps = layer.distributions(images, rows).double()  # (b, H, q, N)
             self.entropy[index] += torch.special.entr(maps).sum(dim=(0, 2, 3))
             products[images] += maps.flatten(2) @ maps.flatten(2).mT
             weighted = maps * torch.cdist(self.positions[rows], self.positions)  # (b, H, q, N)
@@ -288,7 +296,7 @@ def attention_for_browser(
         for layer in iter_layers(model, image[None]):
             maps = member.new_zeros(layer.query.shape[1], member.shape[1], member.shape[1])
             for images, rows in layer.slices():
-                part = layer.weights(images, rows)[0]  # (H, q, N)
+                part = layer.distributions(images, rows)[0]  # (H, q, N)
                 maps += member[rows].mT @ (part @ member)  # (H, T, T)
             maps = maps / member.sum(0)[:, None]
             if heads == 1:

@@ -93,7 +93,7 @@ def fuse_heads(layer: LayerAttention, fuse: Fuse) -> Tensor:
     images, _, tokens, _ = layer.query.shape
     fused = layer.query.new_empty(images, tokens, tokens)
     for part, rows in layer.slices():
-        fused[part, rows] = FUSES[fuse](layer.weights(part, rows), dim=1)
+        fused[part, rows] = FUSES[fuse](layer.distributions(part, rows), dim=1)
     return fused
 
 

@@ -159,8 +159,8 @@ class VisionTransformer(nn.Module):
         self,
         images: Tensor,
         *,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
+        layers: int | Sequence[int] | None = None,
+        heads: int | Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
         """Yield the attention weights (B, heads, N, N) of each layer, or of some.
 
@@ -212,10 +212,11 @@ class VisionTransformer(nn.Module):
         self.encoder.merge = merge
 
 
-def resolve_indices(name: str, indices: Sequence[int] | None, count: int) -> list[int]:
+def resolve_indices(name: str, indices: int | Sequence[int] | None, count: int) -> list[int]:
     """Return non-negative indices below `count`; None means all."""
     if indices is None:
         return list(range(count))
+    indices = [indices] if isinstance(indices, int) else indices
     for index in indices:
         if not -count <= index < count:
             raise ConfigError(f"{name}={list(indices)}: {index} is out of range; there are {count}")
@@ -266,9 +267,12 @@ def create(
     >>> model = create("ViT-B/16", num_classes=10, image_size=384)
     """
     config = configuration(name)
-    model = build(
-        config.change(**changes) if changes else config, device=torch.get_default_device()
-    )
+    with torch.random.fork_rng(devices=[], enabled=generator is not None):
+        if generator is not None:  # constructors of registered attentions use torch's own
+            torch.manual_seed(generator.initial_seed())
+        model = build(
+            config.change(**changes) if changes else config, device=torch.get_default_device()
+        )
     initialize(model, init, head_bias=head_bias, generator=generator)
     return model
 

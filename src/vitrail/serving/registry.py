@@ -213,7 +213,7 @@ def attention(model: Model, data: bytes | View) -> schemas.AttentionResponse:
         attended = layer.query.new_zeros(layer.query.shape[1], layer.query.shape[2])  # (H, N)
         for part, rows in layer.slices():
             if weights[rows].any():
-                attended += weights[rows] @ layer.weights(part, rows)[0]  # (H, q, N)
+                attended += weights[rows] @ layer.distributions(part, rows)[0]  # (H, q, N)
         layers.append(attended[:, prefix:])
     maps = torch.stack(layers)  # (L, H, h * w)
     peaks = maps.amax(dim=-1)  # (L, H)

@@ -38,6 +38,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitrail.data.storage import atomic_path
 from vitrail.errors import ALIASES, ConfigError, unknown
+from vitrail.models.config import REGISTERED
 from vitrail.training.config import Settings
 
 Values = dict[str, Any]
@@ -226,6 +227,8 @@ def flatten(values: Mapping[str, Any], where: str) -> Values:
 
 def checked(name: str, value: Any, where: str = "") -> Any:
     """Return the value of a setting in the type of its field."""
+    if isinstance(value, str) and value in REGISTERED.get(name.removeprefix("model."), ()):
+        return value
     try:
         return convert(value, FIELD_TYPES[name])
     except TypeError:
