@@ -20,6 +20,7 @@ IMAGE = Image.fromarray(zone_plate(3 * SIZE[0], 4 * SIZE[1], 3))
 OTHERS = {
     "squash and crop": Preprocessing(size=SIZE, resize_to=(40, 44), interpolation="bicubic"),
     "oblong": Preprocessing(size=(24, 36), resize_to=(32, 44), std=(0.1, 0.2, 0.3)),
+    "oblong, short side": Preprocessing(size=(24, 36), resize="short-side", resize_to=(24, 36)),
     "lanczos": Preprocessing(size=SIZE, interpolation="lanczos", std=(0.1, 0.2, 0.3)),
 }
 
