@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from vitrail.models.config import AttentionKind, NormKind, VitConfig
+from vitrail.models.config import NormKind, VitConfig
 from vitrail.models.pos_embed import Grid, RelativeKeys, Rotation
 
 FORWARD_HOOKS = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
@@ -170,12 +170,6 @@ class SelfAttention(nn.Module):
             query, key = query[:, list(heads)], key[:, list(heads)]
         weights = self.weights(query, key, relative_bias(query, relative))
         return weights if heads is None or self.fused else weights[:, list(heads)]
-
-
-ATTENTIONS: dict[AttentionKind, type[SelfAttention]] = {
-    "global": SelfAttention,
-    "axial": SelfAttention,  # given an `Axis` by the encoder
-}
 
 
 def is_plain_linear(layer: nn.Module) -> bool:

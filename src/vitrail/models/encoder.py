@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import ConfigError
 from vitrail.models.attention import (
-    ATTENTIONS,
     NORMS,
     Attend,
     Axis,
@@ -82,7 +81,7 @@ class Block(nn.Module):
         width, eps = config.width, config.numerics.norm_eps
         branch = {"scale": config.layer_scale, "dropout": config.dropout, "drop_path": drop_path}
         self.norm1 = NORMS[config.norm](width, eps=eps)
-        self.attention = ATTENTIONS[config.attention](config)
+        self.attention = SelfAttention(config)
         self.branch1 = Branch(width, **branch)
         self.norm2 = NORMS[config.norm](width, eps=eps)
         self.mlp = MLPS[config.mlp](width, config.mlp_width, config.numerics, config.dropout)
