@@ -148,9 +148,8 @@ class TrainTransform:
             tensor = tensor.contiguous().flip(-1)  # much faster in planes
         if config.policy != "none" or config.color_jitter:
             colored = to_pillow(tensor.permute(1, 2, 0).contiguous().numpy())
-            if jitter := config.color_jitter:
-                strengths = {"brightness": jitter, "contrast": jitter, "saturation": jitter}
-                colored = augment.color_jitter(colored, rng, **strengths)
+            if config.color_jitter:
+                colored = augment.color_jitter(colored, rng, config.color_jitter)
             if config.policy == "randaugment":
                 strength = {"count": config.count, "magnitude": config.magnitude}
                 kind = {"flavor": config.flavor, "spread": config.spread}
