@@ -164,7 +164,9 @@ def test_invalid_destination_raises(tmp_path):
     with pytest.raises(CheckpointError, match=r"contains no weights; .* comes after the model"):
         load(tmp_path / "empty")
     save(random_model(VIT), tmp_path / "runs" / "first")
-    with pytest.raises(CheckpointError, match=r"runs contains no weights; .* such as .*/runs/first"):
+    with pytest.raises(
+        CheckpointError, match=r"runs contains no weights; .* such as .*/runs/first"
+    ):
         load(tmp_path / "runs")
 
 
