@@ -17,7 +17,7 @@ from torch import nn
 from vitrail import BitConfig, MixerConfig, VitConfig, distributed
 from vitrail.errors import CheckpointError
 from vitrail.models.vit import build
-from vitrail.training.checkpoint import load_state, save_state
+from vitrail.training.checkpoint import first_nonfinite, load_state, save_state
 from vitrail.training.optim import Adafactor, Muon
 
 SIZE, CLASSES, BATCH, STEPS, HALF = 8, 3, 8, 8, 4
@@ -219,6 +219,13 @@ def failed_save(folder: Path) -> str:
     return ""
 
 
+def nonfinite() -> str:
+    """Look for the cause of a divergence; only the images of the second process are not finite."""
+    images, targets = batch(0)
+    images = images * torch.nan if distributed.rank() else images
+    return first_nonfinite(Run(SETUPS["adamw"], "fsdp").objective, images, targets)
+
+
 def everything(folder: Path) -> dict:
     results: dict = {}
     for strategy in ("ddp", "fsdp"):
@@ -242,6 +249,7 @@ def main(folder: Path) -> None:
         results["apart"] = distributed.all_gather_object(gradient_norms())
         results["talk"] = distributed.all_gather_object(collectives())
         results["failures"] = distributed.all_gather_object(failed_save(folder / "taken"))
+        results["nonfinite"] = distributed.all_gather_object(nonfinite())
     results["warnings"] = [str(warning.message) for warning in seen]
     if distributed.is_main():
         torch.save(results, folder / "results.pt")

@@ -107,6 +107,7 @@ def test_collectives_failed_save_and_no_warnings(two):
     assert first == second
     assert first.startswith("cannot save the run's state in ")
     assert "\n" not in first
+    assert two["nonfinite"] == ["the images", "the images"]
     assert two["warnings"] == []
     assert "Warning" not in two["stderr"]
 

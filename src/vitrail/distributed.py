@@ -5,7 +5,6 @@
 optimizer state are then DTensors: `full_tensor` gathers one, `distribute_like` shards one.
 """
 
-import logging
 import os
 import pickle
 import re
@@ -344,12 +343,10 @@ class MetadataUnpickler(pickle._Unpickler):  # in Python: the C version cannot r
 def checkpoint_io() -> Iterator[None]:
     """Raise the first failure of any rank as one line, instead of torch's list of tracebacks.
 
-    Silence torch's warning about a single process and its INFO logs about every tensor.
+    Silence torch's warning about a single process.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
-    level = logging.root.manager.disable
-    logging.disable(max(level, logging.INFO))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
@@ -359,8 +356,6 @@ def checkpoint_io() -> Iterator[None]:
         if not isinstance(first, Exception):
             raise first from None  # such as KeyboardInterrupt
         raise CheckpointError(error_reason(first)) from error
-    finally:
-        logging.disable(level)
 
 
 def error_reason(error: BaseException) -> str:

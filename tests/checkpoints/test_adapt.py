@@ -3,8 +3,9 @@ import torch
 import torch.nn.functional as F
 from small_models import FAMILIES, VIT, random_images, random_model
 
-from vitrail import NUMERICS, ConfigError, load, save
-from vitrail.checkpoints.load import adapt
+from vitrail import NUMERICS, ConfigError, Metadata, load, save
+from vitrail.checkpoints.load import adapt, with_head
+from vitrail.data.preprocessing import preset
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,17 @@ def test_new_head_is_zero_and_features_are_kept(name):
     if name != "representation":
         assert torch.equal(adapted.features(images), model.features(images))
         assert torch.equal(adapt(model, num_classes=0)[0](images), model.features(images))
+
+
+def test_new_head_is_neither_multi_label_nor_calibrated():
+    model, stated = random_model(VIT), {"multi_label": True, "conformal": {"method": "lac"}}
+    model.metadata = Metadata(preprocessing=preset("google", (8, 8)), **stated)
+    headed = with_head(model, torch.zeros(2, 8), torch.zeros(2), ("a", "b"))
+    for other in (headed, adapt(model, num_classes=5)[0], adapt(model, num_classes=0)[0]):
+        assert (other.metadata.multi_label, other.metadata.conformal) == (False, {})
+    assert headed.metadata.class_names == ("a", "b")
+    larger = adapt(model, image_size=16)[0].metadata  # the same head
+    assert (larger.multi_label, larger.conformal) == (True, {"method": "lac"})
 
 
 def test_new_head_drops_representation_unless_kept():

@@ -22,9 +22,7 @@ CHANGES = {  # everything that makes a random version of an image
         image, rng, augment.TRIVIAL_AUGMENT, int(rng.integers(31))
     ),
     "aug_mix": augment.aug_mix,
-    "color_jitter": lambda image, rng: augment.color_jitter(
-        image, rng, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1
-    ),
+    "color_jitter": lambda image, rng: augment.color_jitter(image, rng, 0.4),
 }
 SIZES = [(1, 1), (2, 3), (1, 40), (40, 1), (24, 32)]
 OPERATIONS = GEOMETRY_OPS | {
@@ -254,7 +252,7 @@ IMAGE, (IMAGES, LABELS), HOW = random_image(), batch(), {"classes": 4, "rng": se
     [
         (lambda: augment.rand_augment(IMAGE, seeded(), flavor="torchvison"), "mean 'torchvision'"),
         (lambda: augment.rand_augment(IMAGE, seeded(), 2, 11, flavor="timm"), "0 to 10 for 'timm'"),
-        (lambda: augment.color_jitter(IMAGE, seeded(), hue=0.6), "hue"),
+        (lambda: augment.color_jitter(IMAGE, seeded(), -0.1), "color jitter must not be negative"),
         (lambda: augment.mixup(IMAGES.byte(), LABELS, alpha=1.0, **HOW), "normalize them first"),
         (lambda: augment.mixup(IMAGES, torch.zeros(4, 3), alpha=1.0, **HOW),
          r"labels of shape \(4, 3\) do not fit 4 classes"),

@@ -34,6 +34,12 @@ def test_class_folders(tmp_path):
     assert source[-1] == source[2]
     with pytest.raises(IndexError):
         source[3]
+    for some in (source, source.subset(np.arange(3))):
+        parts = [some.subset(part) for part in ([2, 0], [-1, 0], np.array([False, True, True]))]
+        names = [[sample.name[:5] for sample in part] for part in parts]
+        assert names == [["cat/0", "ape/0"], ["cat/0", "ape/0"], ["cat/0", "cat/0"]]
+    with pytest.raises(IndexError):
+        source.subset(np.array([3]))
 
 
 def test_split_folder_aliases(tmp_path):

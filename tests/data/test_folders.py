@@ -63,6 +63,14 @@ def test_list_with_splits_or_numeric_classes(tmp_path):
     assert source.classes == ("09", "9", "10", names[0])
 
 
+def test_labels_that_are_numbers_are_not_rounded(tmp_path):
+    labels = (1000001.0, 1000002.0, 3, 3.0, 0.5)  # floats, as of a column with missing values
+    rows = [json.dumps({"file": "images/0.png", "label": label}) for label in labels]
+    source = open_dataset(write(tmp_path, "a.jsonl", "\n".join(rows)), "all")
+    named = [source.classes[label] for label in source.labels()]
+    assert named == ["1000001", "1000002", "3", "3", "0.5"]
+
+
 @pytest.mark.parametrize(
     ("name", "classes"),
     [

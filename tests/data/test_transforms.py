@@ -56,6 +56,14 @@ def test_google_preset_decodes_at_full_size_without_antialiasing(backend):
     assert np.abs(smooth(data).permute(1, 2, 0).numpy() - exact).mean() > 20
 
 
+@pytest.mark.parametrize("size", [(32, 64), (64, 32), (48, 48)])
+@pytest.mark.parametrize("shape", [(60, 80), (80, 60), (300, 100)])
+def test_center_crops_cover_models_of_any_aspect_ratio(size, shape):
+    white = np.full((*shape, 3), 255, np.uint8)
+    for name in ("timm", "clip"):  # with and without a margin
+        assert (EvalTransform(preprocessing=preset(name, size))(white) == 255).all()
+
+
 def test_scaled_decoding_only_with_antialiasing(monkeypatch):
     pixels, transform = photograph(800, 1200), EvalTransform(preprocessing=preset("dino", (96, 96)))
     assert (transform(jpeg(pixels)).int() - transform(pixels).int()).abs().float().mean() < 2

@@ -122,6 +122,7 @@ def configs():
         how = {"interpolation": name, "antialias": name == "lanczos"}
         yield name, Preprocessing(size=(20, 30), **how)
     yield "padded", Preprocessing(size=(40, 40), resize="short-side", resize_to=(16, 16))
+    yield "oblong", preset("timm", (24, 36))
     yield "gray", Preprocessing(size=(16, 16), mean=(0.4,), std=(0.3,))
 
 

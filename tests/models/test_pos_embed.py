@@ -119,8 +119,8 @@ def test_resizing_on_the_fly_matches_resized_model(tiny):
     with torch.no_grad():
         first = model(images)
         assert torch.equal(first, resized(images))
-        assert torch.equal(first, model(images))  # the cached table
-    torch.testing.assert_close(first, model(images))  # recomputed with gradients
+        assert torch.equal(first, model(images))
+    torch.testing.assert_close(first, model(images))  # with gradients
 
 
 def test_resize_matches_golden_values(golden):

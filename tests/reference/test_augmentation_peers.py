@@ -32,7 +32,6 @@ TORCHVISION = {
     "contrast": (functional.adjust_contrast, FACTORS),
     "color": (functional.adjust_saturation, FACTORS),
     "sharpness": (functional.adjust_sharpness, FACTORS),
-    "hue": (functional.adjust_hue, (-0.5, -0.1, 0.0, 0.02, 0.3, 0.5)),
     "posterize": (functional.posterize, (1, 4, 7, 8)),
     "solarize": (functional.solarize, (0, 85.5, 128, 255, 256)),
     "autocontrast": (lambda image, _: functional.autocontrast(image), (0,)),

@@ -57,6 +57,14 @@ def test_reported_difference_is_the_real_one(name, library, tmp_path):
         assert reported > 10
 
 
+def test_center_crops_that_are_not_square_equal_timms(tmp_path):
+    how = Preprocessing(size=(24, 36), resize="short-side", resize_to=(26, 40))
+    model = create("ViT-Mu/4", image_size=how.size, num_classes=3, numerics="timm")
+    save(model, tmp_path / "bundle", preprocessing=how)
+    assert convert(tmp_path / "bundle", tmp_path / "out", "timm").warnings == []
+    assert levels(load(tmp_path / "bundle"), their_pixels(tmp_path / "out", "timm")) <= ROUNDING
+
+
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 TIMM_HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
 SQUARE, LARGER = ({"height": side, "width": side} for side in (36, 40))

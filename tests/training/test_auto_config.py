@@ -199,6 +199,9 @@ def test_invalid_settings_raise():
             image_size_stages(Settings(image_sizes=sizes), config)
     with pytest.raises(ConfigError, match="use 'sigmoid'"):
         chosen(Settings(loss=LossSettings(kind="softmax")), replace(STATS, multi_label=True))
+    for loss, stats in [({}, replace(STATS, multi_label=True)), ({"teacher": "runs/one"}, STATS)]:
+        with pytest.raises(ConfigError, match="logit_adjustment=1 needs one label per image and"):
+            chosen(Settings(loss=LossSettings(logit_adjustment=1.0, **loss)), stats)
     with pytest.raises(ConfigError, match="after=-1"):
         Mixing(after=-1)
 

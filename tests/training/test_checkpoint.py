@@ -1,6 +1,7 @@
 """The resumable state is bit-exact and atomic; locks, signals, and NaN diagnosis."""
 
 import json
+import logging
 import os
 import pickle
 import resource
@@ -15,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from processes import fork
-from vitrail import VisionTransformer, VitConfig
+from vitrail import VisionTransformer, VitConfig, distributed
 from vitrail.errors import CheckpointError, DataError
 from vitrail.training import checkpoint
 from vitrail.training.checkpoint import (
@@ -161,6 +162,15 @@ def test_fused_option_is_not_part_of_the_state(tmp_path):
     assert group["foreach"]
     assert not group["fused"]
     assert group["lr"] == 0.01 * 0.9 * 0.9
+
+
+def test_saving_logs_nothing_and_leaves_other_logs_alone(tmp_path, caplog):
+    caplog.set_level("INFO")
+    with distributed.checkpoint_io():
+        logging.getLogger("another thread").info("message")
+    Run().learn().save(tmp_path)
+    Run().load(tmp_path)
+    assert caplog.messages == ["message"]
 
 
 def test_has_state_and_remove_state(tmp_path):

@@ -82,6 +82,12 @@ def test_teacher_sees_each_view_once(colors, teacher, tmp_path, monkeypatch):
     assert equal(weights(tmp_path / "run"), weights(tmp_path / "third"))
 
 
+def test_cache_depends_on_the_numerics_of_the_teacher(colors):
+    teachers = [awake(TEACHER.change(numerics=name)) for name in ("google", "timm")]
+    caches = [TeacherFeatures(Teacher(model, model), cached=True) for model in teachers]
+    assert caches[0].folder != caches[1].folder
+
+
 def test_resumed_run_is_bit_identical(colors, teacher, tmp_path):
     options = {"loss": teacher, "augment": VIEWS, "balance": 1.0, "steps": 12}
     tiny_run(colors, tmp_path / "whole", **options)

@@ -1,5 +1,6 @@
 """Linear probing, then fine-tuning: head initialization, and the probe as a lower bound."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -104,10 +105,16 @@ def test_resume_is_bit_exact(colors, tmp_path, start, stop_after):
     assert not (tmp_path / "stopped" / PROBE_HEAD).exists()
 
 
-def test_head_for_the_same_classes_is_kept(colors, tmp_path):
+def test_head_is_kept_for_the_same_classes_only(colors, tmp_path):
     tiny_run(colors, tmp_path / "start", steps=60, machine=FLOAT32)
     recorder = Recorder()
-    options = {"start": str(tmp_path / "start"), "steps": 2, "callback": recorder}
-    tiny_run(colors, tmp_path / "next", model=ModelSettings(), optim=OptimSettings(), **options)
+    options = {"start": str(tmp_path / "start"), "steps": 2, "model": ModelSettings()}
+    tiny_run(colors, tmp_path / "next", optim=OptimSettings(), callback=recorder, **options)
     assert not any("linear probe" in line for line in recorder.lines)
     assert recorder.rows[0]["loss"] < 0.7
+    arrays = dict(np.load(colors)) | {"class_names": np.array(["green", "red", "blue"])}
+    np.savez(tmp_path / "others.npz", **arrays)  # as many classes, in another order
+    recorder = Recorder()
+    tiny_run(tmp_path / "others.npz", tmp_path / "new", callback=recorder, **options)
+    assert any("head        new, initialized to zero" in line for line in recorder.lines)
+    assert recorder.rows[0]["loss"] == pytest.approx(torch.tensor(3.0).log().item(), rel=1e-5)

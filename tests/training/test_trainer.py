@@ -28,9 +28,11 @@ from vitrail.data.preprocessing import Mixing
 from vitrail.errors import CheckpointError, ConfigError, DataError, TrainingError, VitrailError
 from vitrail.models.registry import configuration
 from vitrail.training import budget as budgets
+from vitrail.training import checkpoint
 from vitrail.training.auto_config import choose_precision
 from vitrail.training.budget import END_SECONDS, TimeBudget
 from vitrail.training.callbacks import Callback, read_rows
+from vitrail.training.checkpoint import GRADIENTS
 from vitrail.training.config import (
     LossSettings,
     MachineSettings,
@@ -236,6 +238,21 @@ def test_divergence_names_step_layer_and_images(colors, tmp_path, charts):
     assert (tmp_path / "run" / "state").exists()
     assert tiny_run(colors, tmp_path / "run", optim=optim(1e-2), resume=True).finished
     assert all(torch.isfinite(t).all() for t in weights(tmp_path / "run").values())
+
+
+def test_divergence_is_found_in_any_micro_batch(colors, tmp_path, monkeypatch):
+    images = []
+
+    def first_nonfinite(objective, batch, targets):
+        images.append(batch)
+        return "the images" if len(images) == 3 else GRADIENTS
+
+    monkeypatch.setattr(checkpoint, "first_nonfinite", first_nonfinite)
+    options = {"optim": OptimSettings(kind="sgd", learning_rate=1e30, warmup_steps=0)}
+    with pytest.raises(TrainingError, match="first non-finite value: the images"):
+        tiny_run(colors, tmp_path / "run", machine=MachineSettings(micro_batch=2), **options)
+    assert [len(batch) for batch in images] == [2, 2, 2]
+    assert not torch.equal(images[0], images[1])
 
 
 def test_retries_halve_the_learning_rate_until_the_run_finishes(

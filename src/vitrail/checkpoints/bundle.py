@@ -236,7 +236,8 @@ def describe_resize(preprocessing: Preprocessing) -> str:
     before = preprocessing.resize_to or preprocessing.size
     target = "{} x {}".format(*before)
     if preprocessing.resize == "short-side":
-        target = f"short side to {min(before)}"
+        square = before[0] == before[1]
+        target = f"short side to {before[0]}" if square else f"covering {target}"
     crop = ""
     if preprocessing.resize_to is not None:
         crop = ", center crop {} x {}".format(*preprocessing.size)

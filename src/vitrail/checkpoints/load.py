@@ -90,6 +90,8 @@ WRAPPERS = ("module.", "_orig_mod.")  # prefixes of data parallelism and torch.c
 OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats written by vitrail
 WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
 HEADS = ("head", "distillation_head")
+# Metadata of a model with another head.
+WITHOUT_HEAD: dict[str, Any] = {"class_names": (), "multi_label": False, "conformal": {}}
 ADAPTER = "vitrail-adapter"  # header key of a LoRA adapter
 MAX_GROWTH = 4  # of the number of weights by an adapter, whose header is untrusted
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
@@ -191,21 +193,19 @@ def open_reference(
     else:
         path = hub.fetch(text) if text.startswith(hub.PREFIX) else Path(reference)
     with readable_errors(path):
-        if not path.exists() and is_name(text):
-            raise CheckpointError(
-                f"{text!r} is an architecture without weights; vitrail.create({text!r}) builds an "
-                f"untrained model, trained ones have addresses such as {EXAMPLE}"
-            )
         if not path.exists():
             try:
                 configuration(text)
-                hint = ""
             except ConfigError as error:
                 hint = f"; expected a file, a folder or a hub address such as {EXAMPLE}"
                 if "lists them all" not in str(error):  # similar names
                     hint = f"; {error}"
-                hint *= path.suffix not in SUFFIXES
-            raise CheckpointError(f"file not found: {text}{similar_path(text) or hint}")
+                hint = similar_path(text) or hint * (path.suffix not in SUFFIXES)
+                raise CheckpointError(f"file not found: {text}{hint}") from None
+            raise CheckpointError(
+                f"{text!r} is an architecture without weights; vitrail.create({text!r}) builds an "
+                f"untrained model, trained ones have addresses such as {EXAMPLE}"
+            )
         if path.name in WITH_CONFIG and bundle.contains_model(path.parent):
             path = path.parent
         if path.is_dir():
@@ -537,7 +537,7 @@ def with_head(model: Model, weight: Tensor, bias: Tensor, class_names: Sequence[
         state["distillation_head.bias"] = torch.zeros_like(bias)
     else:
         state |= {"head.weight": weight, "head.bias": bias}
-    metadata = replace(get_metadata(model), class_names=tuple(class_names))
+    metadata = replace(get_metadata(model), **WITHOUT_HEAD | {"class_names": tuple(class_names)})
     return rebuild(model, config, state, metadata)
 
 
@@ -595,7 +595,7 @@ def adapt_positions(state: dict[str, Tensor], model: Model, new: Any) -> list[Ch
     for name, module in model.named_modules():
         if isinstance(module, tuple(POS_EMBEDS.values())):
             for table, values in cast(Any, module).resized_parameters(new.grid).items():
-                state[f"{name}.{table}"] = values.clone()  # they may be the module's cache
+                state[f"{name}.{table}"] = values.clone()  # it may be a parameter
                 detail = f"interpolated ({new.numerics.position_resize})"
     sizes = " -> ".join(f"{height} x {width}" for height, width in (model.config.grid, new.grid))
     return [("positions", sizes, detail)]
@@ -639,7 +639,7 @@ def first_kernel(state: dict[str, Tensor]) -> str:
 
 
 def adapt_metadata(metadata: Metadata, old: Any, new: Any) -> Metadata:
-    """Fit the preprocessing to the new size and channels; keep class names with their head."""
+    """Fit the preprocessing to the new size and channels; drop what describes another head."""
     old_size, size = pair(old.image_size), pair(new.image_size)
     preprocessing = metadata.preprocessing
     resize_to = preprocessing.resize_to
@@ -649,8 +649,7 @@ def adapt_metadata(metadata: Metadata, old: Any, new: Any) -> Metadata:
     if old.channels != new.channels:
         mean = (sum(mean) / len(mean),) * new.channels
         std = (sum(std) / len(std),) * new.channels
-    return replace(
-        metadata,
-        preprocessing=replace(preprocessing, size=size, resize_to=resize_to, mean=mean, std=std),
-        class_names=metadata.class_names if old.num_classes == new.num_classes else (),
-    )
+    if old.num_classes != new.num_classes:
+        metadata = replace(metadata, **WITHOUT_HEAD)
+    how = replace(preprocessing, size=size, resize_to=resize_to, mean=mean, std=std)
+    return replace(metadata, preprocessing=how)

@@ -147,32 +147,15 @@ def random_operation(
     return GEOMETRY_OPS[name](image, amount, geometry)
 
 
-def color_jitter(
-    image: Image.Image,
-    rng: Rng,
-    *,
-    brightness: float = 0.0,
-    contrast: float = 0.0,
-    saturation: float = 0.0,
-    hue: float = 0.0,
-) -> Image.Image:
-    """Change brightness, contrast, saturation and hue in random order.
+def color_jitter(image: Image.Image, rng: Rng, strength: float) -> Image.Image:
+    """Scale brightness, contrast and saturation, in random order, by 1 - strength to 1 + strength.
 
-    The first three are factors from 1 - x to 1 + x, the hue is a fraction of the circle, at most
-    0.5.
+    Factors are at least 0.
     """
-    if min(brightness, contrast, saturation, hue) < 0 or hue > 0.5:
-        raise ConfigError("color jitter must not be negative, and hue at most 0.5")
-    ranges = {
-        "brightness": (max(0.0, 1 - brightness), 1 + brightness),
-        "contrast": (max(0.0, 1 - contrast), 1 + contrast),
-        "color": (max(0.0, 1 - saturation), 1 + saturation),
-        "hue": (-hue, hue),
-    }
-    for name in rng.permutation(list(ranges)):
-        low, high = ranges[name]
-        if low < high:
-            image = COLOR_OPS[name](image, rng.uniform(low, high))
+    if strength < 0:
+        raise ConfigError("color jitter must not be negative")
+    for name in rng.permutation(["brightness", "contrast", "color"]):
+        image = COLOR_OPS[name](image, rng.uniform(max(0.0, 1 - strength), 1 + strength))
     return image
 
 
@@ -204,15 +187,6 @@ def random_erasing(
 # Color operations.
 
 
-def hue(image: Image.Image, turn: float) -> Image.Image:
-    """Rotate the hue by a fraction of the circle, -0.5 to 0.5."""
-    if image.mode == "L":
-        return image
-    rotated = (LEVELS + int(turn * 255)) % 256
-    hsv = lookup(image.convert("HSV"), np.stack([rotated, LEVELS, LEVELS]))
-    return hsv.convert("RGB")
-
-
 def sharpness(image: Image.Image, factor: float) -> Image.Image:
     """Blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13; border pixels stay."""
     if min(image.size) < 3:
@@ -234,9 +208,9 @@ def blend_with_gray(gray: int, image: Image.Image, factor: float) -> Image.Image
 
 
 def lookup(image: Image.Image, table: np.ndarray) -> Image.Image:
-    """Map every value; (256,) for all channels or (channels, 256)."""
+    """Map every value of all channels by a table (256,)."""
     entries = np.clip(table, 0, 255).astype(np.uint8).tobytes()
-    return image.point(entries * (len(image.getbands()) * 256 // len(entries)))
+    return image.point(entries * len(image.getbands()))
 
 
 # Geometric operations.
@@ -310,7 +284,6 @@ COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
         min(255, image.width * image.height // 256), image, factor
     ),
     "color": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
-    "hue": hue,
     "sharpness": sharpness,
     # keeps the highest bits: 8 change nothing, 0 gives black
     "posterize": lambda image, bits: lookup(

@@ -216,7 +216,7 @@ class ImageDataset:
         splits: "Splits | None" = None,
     ) -> None:
         self.index = index
-        self.rows = rows  # None: all
+        self.rows = np.arange(len(index.names)) if rows is None else rows
         self.splits = splits  # how the dataset was split if it does not define splits itself
         self.classes = index.classes
         self.multi_label = isinstance(index.labels, LabelSets)
@@ -224,7 +224,7 @@ class ImageDataset:
         self.notes = (*index.notes, *notes)
 
     def __len__(self) -> int:
-        return len(self.index.names) if self.rows is None else len(self.rows)
+        return len(self.rows)
 
     def __getitem__(self, index: int, /) -> Sample:
         row = self.row(index)
@@ -240,8 +240,6 @@ class ImageDataset:
 
     def labels(self) -> np.ndarray | LabelSets:
         labels = self.index.labels
-        if self.rows is None:
-            return labels
         return labels.take(self.rows) if isinstance(labels, LabelSets) else labels[self.rows]
 
     def class_ids(self) -> np.ndarray:
@@ -257,23 +255,21 @@ class ImageDataset:
         return np.bincount(self.class_ids(), minlength=len(self.classes))
 
     def subset(self, indices: np.ndarray) -> "ImageDataset":
-        rows = indices if self.rows is None else self.rows[indices]
-        return ImageDataset(self.index, rows, splits=self.splits)
+        """Return the samples at indices, or where a mask is true."""
+        return ImageDataset(self.index, self.rows[indices], splits=self.splits)
 
     numbers = renamed_attribute("numbers", "class_ids")
     take = renamed_attribute("take", "subset")
 
     def sizes(self) -> np.ndarray | None:
         """Return the size of each image in bytes without reading any; None if unknown."""
-        rows = np.arange(len(self)) if self.rows is None else self.rows
-        return self.index.store.sizes(rows)
+        return self.index.store.sizes(self.rows)
 
     def row(self, index: int) -> int:
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
-        index = index % length
-        return int(index) if self.rows is None else int(self.rows[index])
+        return int(self.rows[index])
 
 
 def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
@@ -406,8 +402,7 @@ def split_dataset(index: DatasetIndex, splits: Splits | None) -> dict[str, Image
     for name in sorted(names, key=split_order):
         rows = np.flatnonzero(ids == names.index(name))
         if len(rows):
-            all_or_rows = None if len(rows) == len(ids) else rows
-            datasets[name] = ImageDataset(index, all_or_rows, notes, splits)
+            datasets[name] = ImageDataset(index, rows, notes, splits)
     return datasets
 
 

@@ -325,8 +325,8 @@ def parse_labels(value: Any) -> tuple[tuple[str, ...], bool]:
     match value:
         case None | "":
             return (), False
-        case bool() | int() | float():
-            return (f"{value:g}" if isinstance(value, float) else str(value),), False
+        case bool() | int() | float():  # 3 and 3.0 are the same class
+            return (str(value).removesuffix(".0"),), False
         case list():
             return tuple(dict.fromkeys(str(item).strip() for item in value)), True
         case str() if value.startswith("[") and value.endswith("]"):

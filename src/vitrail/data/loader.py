@@ -157,13 +157,8 @@ class Item(NamedTuple):
     errors: list[tuple[str, str]]  # names of unreadable images, and why
 
 
-class ItemBatch(NamedTuple):
-    """Collated items, as sent by a worker: one tensor, the rest plain values."""
-
-    images: Tensor  # of the readable ones
-    labels: list[Label]
-    indices: list[int]
-    errors: list[tuple[str, str]]
+# What a worker sends: the readable images as one tensor, their labels and rows, all errors.
+ItemBatch = tuple[Tensor, list[Label], list[int], list[tuple[str, str]]]
 
 
 @dataclass(eq=False)
@@ -244,7 +239,7 @@ def threaded_batches(loader: Loader) -> Iterator[ItemBatch]:
 def collate(items: list[Item]) -> ItemBatch:
     readable = [item for item in items if item.image is not None]
     images = [item.image for item in readable if item.image is not None]
-    return ItemBatch(
+    return (
         torch.stack(images) if images else torch.empty(0, dtype=torch.uint8),
         [item.label for item in readable],
         [item.row for item in readable],

@@ -47,7 +47,7 @@ class Preprocessing:
     """Resize, center crop, and normalize: (pixel / 255 - mean) / std."""
 
     size: tuple[int, int]  # height and width of the model's input
-    resize: Resize = "direct"  # both sides, or the short side with the aspect ratio preserved
+    resize: Resize = "direct"  # both sides, or to cover both with the aspect ratio preserved
     resize_to: tuple[int, int] | None = None  # size before the center crop; None: no crop
     interpolation: Interpolation = "bilinear"
     antialias: bool = True

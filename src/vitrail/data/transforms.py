@@ -148,9 +148,8 @@ class TrainTransform:
             tensor = tensor.contiguous().flip(-1)  # much faster in planes
         if config.policy != "none" or config.color_jitter:
             colored = to_pillow(tensor.permute(1, 2, 0).contiguous().numpy())
-            if jitter := config.color_jitter:
-                strengths = {"brightness": jitter, "contrast": jitter, "saturation": jitter}
-                colored = augment.color_jitter(colored, rng, **strengths)
+            if config.color_jitter:
+                colored = augment.color_jitter(colored, rng, config.color_jitter)
             if config.policy == "randaugment":
                 strength = {"count": config.count, "magnitude": config.magnitude}
                 kind = {"flavor": config.flavor, "spread": config.spread}
@@ -185,7 +184,7 @@ class EvalTransform:
                     f"aspect ratio of {image.width} x {image.height} pixels is above {MAX_ASPECT}, "
                     "the limit for resizing the short side"
                 )
-            size = short_side_size(image.height, image.width, min(size))
+            size = cover_size(image.height, image.width, size)
         pixels = image.crop(Box(0, 0, image.height, image.width), size)
         tensor = resize(
             pixels, size, config.interpolation, antialias=config.antialias, backend=self.backend
@@ -292,11 +291,9 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     return out
 
 
-def short_side_size(height: int, width: int, short: int) -> tuple[int, int]:
-    """Return the size with this short side and the image's aspect ratio."""
-    if height <= width:
-        return short, max(short, int(short * width / height))
-    return max(short, int(short * height / width)), short
+def cover_size(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the smallest size with the image's aspect ratio that covers `size`."""
+    return max(size[0], height * size[1] // width), max(size[1], width * size[0] // height)
 
 
 def to_pillow(pixels: np.ndarray) -> Image.Image:

@@ -496,13 +496,11 @@ class Preprocess(nn.Module):
         config = self.config
         images = pixels.permute(0, 3, 1, 2).float()  # (B, C, H, W)
         height, width = images.shape[2:]
-        target = config.resize_to or config.size
-        if config.resize == "direct":
-            rows, columns = map(float64, target)
-        else:  # the short side becomes that of the target
-            short = min(target)
-            rows = float64(height * short // width).clamp(min=short)
-            columns = float64(width * short // height).clamp(min=short)
+        down, across = config.resize_to or config.size
+        rows, columns = float64(down), float64(across)
+        if config.resize == "short-side":  # cover both sides
+            rows = float64(height * across // width).clamp(min=down)
+            columns = float64(width * down // height).clamp(min=across)
         images = images @ self.crop_matrix(width, columns, config.size[1]).mT  # (B, C, H, w)
         if self.antialias:  # torch's kernel for bytes rounds after each axis
             images = (images + 0.5).floor().clamp(0, 255)

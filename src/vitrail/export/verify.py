@@ -71,8 +71,6 @@ def verify_pixels(model: Model, run: Run, tolerance: float = TOLERANCE) -> float
     """The same for a file with preprocessing; `tolerance` is for images that are not resized."""
     preprocessing = get_metadata(model).preprocessing
     height, width = preprocessing.resize_to or preprocessing.size
-    if preprocessing.resize == "short-side":
-        height = width = min(height, width)
     transform = EvalTransform(preprocessing=preprocessing, channels=model.config.channels)
     rng = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ from vitrail.data.datasets import Dataset
 from vitrail.data.decode import open_image, to_rgb
 from vitrail.data.folders import walk_images
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms import EvalTransform, normalize, resize, short_side_size
+from vitrail.data.transforms import EvalTransform, cover_size, normalize, resize
 from vitrail.errors import DataError, similar_path
 from vitrail.models.vit import Model
 
@@ -64,7 +64,7 @@ def crop_box(config: Preprocessing, height: int, width: int) -> Box:
     """Return the part of an image that remains after resizing and center cropping."""
     size = config.resize_to or config.size
     if config.resize == "short-side":
-        size = short_side_size(height, width, min(size))
+        size = cover_size(height, width, size)
     down, across = config.size[0] / size[0] * height, config.size[1] / size[1] * width
     top, left = (height - down) / 2, (width - across) / 2
     return Box(top, left, top + down, left + across)

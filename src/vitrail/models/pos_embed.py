@@ -37,40 +37,30 @@ RESIZE_METHODS: dict[ResizeMethod, dict[str, Any]] = {
 
 
 class Cache:
-    """Cache the last value that was computed from a parameter.
+    """Cache the last table of a fixed embedding.
 
-    The value is valid while the parameter is bitwise equal to a copy taken at the time. Version
-    counters would be cheaper but miss fused optimizers and writes to `.data`. The cache is
-    bypassed while gradients are recorded (each step needs its own graph), during tracing and in
-    function transforms, and fake tensors are not cached.
+    Bypassed during tracing and in function transforms; fake tensors are not cached.
     """
 
     def __init__(self) -> None:
-        # (key, copy of the source, value); one attribute, so that updates are atomic for threads
-        self.entry: tuple[Hashable, Tensor | None, Tensor] | None = None
+        # (key, table); one attribute, so that updates are atomic for threads
+        self.entry: tuple[Hashable, Tensor] | None = None
 
-    def get(self, source: Tensor | None, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-        """Return `compute()`, or its last result if `source` and `key` have not changed."""
-        in_graph = source is not None and torch.is_grad_enabled() and source.requires_grad
-        if is_transformed() or in_graph or (source is not None and source.is_meta):
-            return compute()
-        entry = self.entry
-        if entry is not None and entry[0] == key and identical(entry[1], source):
-            return entry[2]
-        with torch.inference_mode(False), torch.no_grad():  # the value must be usable in any mode
-            value = compute()
-            if type(value) is Tensor:
-                self.entry = (key, None if source is None else source.detach().clone(), value)
-        return value
+    def get(self, grid: Grid, like: Tensor, compute: Callable[[Grid], Tensor]) -> Tensor:
+        """Return `compute(grid)`, or its last result, with the dtype and device of `like`."""
+        if is_transformed():
+            return compute(grid).to(like)
+        key, entry = (grid, like.dtype, like.device), self.entry
+        if entry is not None and entry[0] == key:
+            return entry[1]
+        with torch.inference_mode(False):  # the table must be usable in any mode
+            table = compute(grid).to(like)
+        if type(table) is Tensor:
+            self.entry = (key, table)
+        return table
 
     def __reduce__(self) -> tuple[type["Cache"], tuple[()]]:
         return Cache, ()  # copies and pickles start empty
-
-
-def identical(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape) and torch.equal(a, b)
 
 
 def is_tracing() -> bool:
@@ -121,15 +111,14 @@ class LearnedPosEmbed(PosEmbed):
         self.table = nn.Parameter(
             torch.empty(self.prefix + self.grid[0] * self.grid[1], config.width)
         )
-        self.cache = Cache()
 
     def embedding(self, grid: Grid) -> Tensor:
-        if grid == self.grid:
-            return self.table
-        return self.cache.get(self.table, grid, lambda: self.resized_parameters(grid)["table"])
+        return self.resized_parameters(grid)["table"]
 
     def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
         """Interpolate the rows of the patches; those of class tokens do not change."""
+        if grid == self.grid:
+            return {"table": self.table}
         patches = self.table[self.prefix :].unflatten(0, self.grid)  # (h, w, D)
         patches = resize_grid(patches, grid, self.method).flatten(0, 1)  # (h' * w', D)
         return {"table": torch.cat([self.table[: self.prefix], patches])}  # (T', D)
@@ -146,7 +135,6 @@ class Learned2dPosEmbed(PosEmbed):
         self.columns = nn.Parameter(torch.empty(self.grid[1], half))  # X in appendix D.4
         self.rows = nn.Parameter(torch.empty(self.grid[0], half))  # Y
         self.prefix = nn.Parameter(torch.empty(config.num_class_tokens, config.width))
-        self.column_cache, self.row_cache = Cache(), Cache()
 
     def embedding(self, grid: Grid) -> Tensor:
         parameters = self.resized_parameters(grid)
@@ -158,12 +146,8 @@ class Learned2dPosEmbed(PosEmbed):
     def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
         columns, rows = self.columns, self.rows
         if grid != self.grid:
-            columns = self.column_cache.get(
-                columns, grid, lambda: resize_line(self.columns, grid[1], self.method)
-            )
-            rows = self.row_cache.get(
-                rows, grid, lambda: resize_line(self.rows, grid[0], self.method)
-            )
+            columns = resize_line(columns, grid[1], self.method)
+            rows = resize_line(rows, grid[0], self.method)
         return {"columns": columns, "rows": rows, "prefix": self.prefix}
 
 
@@ -181,8 +165,7 @@ class SinCos2dPosEmbed(PosEmbed):
         self.cache = Cache()
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        key = (grid, tokens.dtype, tokens.device)
-        return tokens + self.cache.get(None, key, lambda: self.embedding(grid).to(tokens))
+        return tokens + self.cache.get(grid, tokens, self.embedding)
 
     def embedding(self, grid: Grid) -> Tensor:
         patches = sincos_2d(grid, self.width)
@@ -223,7 +206,6 @@ class RelativePosEmbed(nn.Module):
         self.method: ResizeMethod = config.numerics.position_resize
         rows = 2 * self.patches - 1 + RELATIVE_PREFIX_ROWS * (self.prefix > 0)
         self.table = nn.Parameter(torch.empty(rows, config.head_width))
-        self.cache = Cache()
 
     def embedding(self, grid: Grid) -> RelativeKeys:
         patches = grid[0] * grid[1]
@@ -241,12 +223,9 @@ class RelativePosEmbed(nn.Module):
         patches = grid[0] * grid[1]
         if patches == self.patches:
             return {"table": self.table}
-
-        def resize() -> Tensor:
-            offsets, prefix = self.table.tensor_split([2 * self.patches - 1])
-            return torch.cat([resize_line(offsets, 2 * patches - 1, self.method), prefix])
-
-        return {"table": self.cache.get(self.table, grid, resize)}
+        offsets, prefix = self.table.tensor_split([2 * self.patches - 1])
+        offsets = resize_line(offsets, 2 * patches - 1, self.method)
+        return {"table": torch.cat([offsets, prefix])}
 
 
 class Rotation(NamedTuple):
@@ -283,9 +262,7 @@ class RotaryPosEmbed(nn.Module):
 
     def rotation(self, grid: Grid, tokens: Tensor) -> Rotation:
         """Return the rotation for a grid, with the dtype and device of `tokens`."""
-        key = (grid, tokens.dtype, tokens.device)
-        table = self.cache.get(None, key, lambda: self.embedding(grid).to(tokens))
-        cos, sin = table.chunk(2, dim=1)
+        cos, sin = self.cache.get(grid, tokens, self.embedding).chunk(2, dim=1)
         return Rotation(cos, sin, self.prefix)
 
     def embedding(self, grid: Grid) -> Tensor:

@@ -51,9 +51,6 @@ class StandardizedConv2d(nn.Conv2d):
         self.eps = numerics.conv_eps
         self.eps_inside_root = numerics.conv_eps_inside_root
 
-    def reset_parameters(self) -> None:
-        """Leave the weight uninitialized: `init.py` fills it."""
-
     def forward(self, input: Tensor) -> Tensor:
         if self.same:
             input = pad_same(input, self.kernel_size[0], self.stride[0])

@@ -349,6 +349,11 @@ class AutoConfig:
                 "loss.kind='softmax' needs one label per image, and these have several; "
                 "use 'sigmoid'"
             )
+        if settings.loss.logit_adjustment and (multi_label or settings.loss.teacher):
+            raise ConfigError(
+                f"loss.logit_adjustment={settings.loss.logit_adjustment:g} needs one label per "
+                "image and no loss.teacher; set it to 0"
+            )
         fewest, most = self.stats.class_images
         unset = settings.loss.logit_adjustment is None and settings.balance is None
         possible = settings.loss.kind == "softmax" and not settings.loss.teacher

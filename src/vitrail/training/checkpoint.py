@@ -34,7 +34,9 @@ from vitrail.errors import CheckpointError, DataError
 NOTE = "state.json"
 KEEP = 2  # states: the newest, and the one before in case a disk loses writes
 LOCK = ".lock"
-MACHINE_OPTIONS = ("fused", "foreach", "capturable", "differentiable")  # not part of the state
+GRADIENTS = "the gradients"  # are not finite, although weights and outputs are
+# Options of optimizers that are not part of the state: of the machine, and of the settings.
+UNSAVED_OPTIONS = ("fused", "foreach", "capturable", "differentiable", "peak")
 
 
 def save_state(
@@ -158,7 +160,7 @@ def load_state(
         optimizer.state.clear()
         optimizer.state.update(state)
         for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
-            for key in saved.keys() - {"params"}:
+            for key in saved.keys() - {"params", *UNSAVED_OPTIONS}:
                 is_tuple = isinstance(group.get(key), tuple)  # JSON has only lists
                 group[key] = tuple(saved[key]) if is_tuple else saved[key]
     return note["extra"] | ({"damaged": damaged} if damaged else {})
@@ -189,7 +191,7 @@ def names_and_tensors(
 def named_groups(optimizer: Optimizer, names: dict[Tensor, str]) -> list[dict[str, Any]]:
     """Return an optimizer's parameter groups, with names for parameters."""
     return [
-        {key: value for key, value in group.items() if key not in MACHINE_OPTIONS}
+        {key: value for key, value in group.items() if key not in UNSAVED_OPTIONS}
         | {"params": [names[param] for param in group["params"]]}
         for group in optimizer.param_groups
     ]
@@ -350,8 +352,11 @@ def graceful_stop() -> Iterator[StopSignal]:
 
 @torch.no_grad()
 def first_nonfinite(objective: nn.Module, images: Tensor, targets: Tensor) -> str:
-    """Name the first weight or module output that is not finite, for this batch."""
-    if not bool(torch.isfinite(images).all()):
+    """Name the first weight or module output that is not finite, for this batch.
+
+    All processes call this; with FSDP, weights and outputs are gathered.
+    """
+    if distributed.all_reduce_any(not bool(torch.isfinite(images).all())):
         return "the images"
     for name, parameter in objective.named_parameters():
         if not bool(torch.isfinite(distributed.full_tensor(parameter)).all()):
@@ -369,4 +374,4 @@ def first_nonfinite(objective: nn.Module, images: Tensor, targets: Tensor) -> st
     finally:
         for hook in hooks:
             hook.remove()
-    return f"the output of {nonfinite[0]}" if nonfinite else "the gradients"
+    return f"the output of {nonfinite[0]}" if nonfinite else GRADIENTS

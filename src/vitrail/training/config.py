@@ -154,7 +154,7 @@ class OptimSettings:
     stairs: tuple[float, ...] = (0.3, 0.6, 0.9)
     """staircase: fractions of the run after which the rate is divided by ten."""
     weight_decay: float | None = None
-    """Decoupled weight decay, for kernels only."""
+    """Weight decay, for kernels only; L2 regularization with adam and sgd, else decoupled."""
     betas: tuple[float, float] | None = None
     """Adam's betas (default: 0.9 0.999; Lion: 0.9 0.99)."""
     eps: float = 1e-8

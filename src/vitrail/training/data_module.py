@@ -103,7 +103,7 @@ def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> Data
             f"{reference} has no train split; it has: {', '.join(splits) or 'no images'}"
         )
     train = splits["train"]
-    held_out = {name: splits[name] for name in ("val", "test") if name in splits}
+    held_out = {name: splits[name] for name in ("val", "test") if splits.get(name)}  # not empty
     notes = list(train.notes)
     if settings.objective == "classify":
         if len(train.classes) < 2:

@@ -6,6 +6,7 @@ the first steps do not distort the features to make up for a bad head. The probe
 to beat: a run that ends below it on held-out images returns the probe instead.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -23,7 +24,14 @@ from torch import Tensor, nn
 from vitrail import distributed
 from vitrail.checkpoints import builtin, hub
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.load import HEADS, REGULARIZATION, load, open_reference, with_head
+from vitrail.checkpoints.load import (
+    HEADS,
+    REGULARIZATION,
+    adapt,
+    load,
+    open_reference,
+    with_head,
+)
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.datasets import ImageDataset
 from vitrail.data.preprocessing import Preprocessing, preset
@@ -62,6 +70,7 @@ ADAPTABLE = (
     "attention",
 )  # what loading can change
 PROBE_HEAD = "probe_head.safetensors"  # in the run's folder, until the run is finished
+PROBE_RESULT = ("dev", "accuracy", "loss", "images", "balanced")
 
 
 def build_model(
@@ -139,7 +148,7 @@ def start_from(
     if settings.model.name is not None:
         raise ConfigError(f"model.name={settings.model.name!r} and --from both name a model")
     lines: list[str] = []
-    model = load_pretrained(start, settings, len(classes), lines.append)
+    model = load_pretrained(start, settings, classes, lines.append)
     config, plan = model.config, None
     open_length = settings.minutes is not None and settings.optim.kind is None
     if open_length and isinstance(config, VitConfig) and len({*pair(config.image_size)}) == 1:
@@ -169,7 +178,7 @@ def start_from(
     )
     if auto.settings.model.image_size != settings.model.image_size:
         lines.clear()
-        model = load_pretrained(start, auto.settings, len(classes), lines.append)
+        model = load_pretrained(start, auto.settings, classes, lines.append)
     for line in lines:
         log(line)
     return model, auto
@@ -189,7 +198,7 @@ def check_reference(reference: str) -> None:
 
 
 def load_pretrained(
-    start: str, settings: Settings, num_classes: int, log: Callable[[str], None]
+    start: str, settings: Settings, classes: tuple[str, ...], log: Callable[[str], None]
 ) -> Model:
     """Load a model with a head for these classes, at the configured image size."""
     changes = settings.model.changes()
@@ -201,11 +210,14 @@ def load_pretrained(
             )
     model = load(
         start,
-        num_classes=num_classes,
+        num_classes=len(classes),
         preprocessing=settings.preprocessing,
         log=log,
         **{name: changes[name] for name in ADAPTABLE if name in changes},
     )
+    if get_metadata(model).class_names not in ((), classes):  # as many, but others
+        model, _ = adapt(adapt(model, num_classes=0)[0], num_classes=len(classes))
+        log("  head        new, initialized to zero: the dataset has other classes")
     regularization = {name: changes[name] for name in REGULARIZATION if name in changes}
     if not regularization:
         return model
@@ -238,9 +250,8 @@ class ProbeHead:
     def save(self, folder: Path) -> None:
         tensors = {f"init.{name}": x for name, x in self.init.items()}
         tensors |= {f"final.{name}": x.clone() for name, x in self.final.items()}
-        numbers = [self.accuracy, self.loss, float(self.images), float(self.balanced)]
-        tensors["numbers"] = torch.tensor(numbers, dtype=torch.float64)
-        write_file(folder / PROBE_HEAD, tensors, {"dev": self.dev})
+        result = {name: getattr(self, name) for name in PROBE_RESULT}
+        write_file(folder / PROBE_HEAD, tensors, {"result": json.dumps(result)})
 
 
 def read_probe_head(folder: Path) -> ProbeHead | None:
@@ -248,16 +259,14 @@ def read_probe_head(folder: Path) -> ProbeHead | None:
     try:
         with safe_open(folder / PROBE_HEAD, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            dev = (file.metadata() or {}).get("dev", "")
-    except (OSError, ValueError, RuntimeError):
+            result = json.loads(file.metadata()["result"])
+    except (OSError, ValueError, RuntimeError, LookupError):
         return None
-    accuracy, loss, images, *balanced = tensors.pop("numbers").tolist()
     heads = {
         group: {n.partition(".")[2]: x for n, x in tensors.items() if n.startswith(f"{group}.")}
         for group in ("init", "final")
     }
-    numbers = {"accuracy": accuracy, "loss": loss, "images": int(images)}
-    return ProbeHead(**heads, dev=dev, **numbers, balanced=any(balanced))
+    return ProbeHead(**heads, **result)
 
 
 def probe_init(

@@ -10,6 +10,7 @@ Shapes: B images, C channels, H x W pixels, K classes, D features of a teacher.
 
 from contextlib import suppress
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from vitrail.checkpoints.bundle import digest
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.storage import atomic_path, cache_folder
 from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.models.config import pair
+from vitrail.models.config import pair, to_dict
 from vitrail.models.vit import Model, VisionTransformer
 from vitrail.training.config import (
     MIN_CLASS_IMAGES,
@@ -114,9 +115,7 @@ class FeatureDistillation(Supervised):
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         model, targets = self.model, at_least_float32(targets)
-        if isinstance(
-            model, VisionTransformer
-        ):  # with a distillation token, the mean of both heads
+        if isinstance(model, VisionTransformer):  # with a distillation token, both heads
             tokens = model.run_encoder(*model.prepare_tokens(images))
             features, logits = model.run_head(*tokens)
         else:
@@ -176,18 +175,17 @@ class Teacher:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the teacher's logits (B, K)."""
-        if next(self.model.parameters()).device != images.device:
-            self.model.to(images.device)
         return self.model(self.preprocess(images))
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Return the teacher's features (B, D)."""
-        self.model.to(images.device)
         return self.model.features(self.preprocess(images))
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Convert the student's images to the teacher's size and normalization."""
+        if next(self.model.parameters()).device != images.device:
+            self.model.to(images.device)
         if images.shape[-2:] != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         if self.scale == [1] * len(self.scale) and self.shift == [0] * len(self.shift):
@@ -212,7 +210,8 @@ class TeacherFeatures:
         self.rows: dict[bytes, np.ndarray] = {}  # by digest of the image; float16 (D,)
         self.unsaved: list[bytes] = []
         folder = cache_folder("teachers") if cached else None
-        about = {"size": teacher.size, "scale": teacher.scale, "shift": teacher.shift}
+        about: dict[str, Any] = {"model": to_dict(teacher.model.config), "size": teacher.size}
+        about |= {"scale": teacher.scale, "shift": teacher.shift}
         self.folder = folder and folder / digest(teacher.model.state_dict(), about)
         for part in sorted(self.folder.glob("*.npz")) if self.folder else []:
             with suppress(OSError, ValueError, KeyError), np.load(part) as arrays:

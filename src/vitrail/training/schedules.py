@@ -107,14 +107,8 @@ class Schedule:
         self.steps = max(step + 1, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "length": self.length,
-            "steps": self.steps,
-            "anchor": list(self.anchor),
-            "accumulate": self.accumulate,
-            "processes": self.processes,
-            "evaluate_every": self.evaluate_every,
-        }
+        names = ("length", "steps", "anchor", "accumulate", "processes", "evaluate_every")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Continue the schedule of `state_dict`.
@@ -123,13 +117,9 @@ class Schedule:
         unless it is set explicitly or the number of processes has changed. The samples of a step
         are the same in either case.
         """
-        match values:
-            case {"length": int(length), "steps": int(steps), "anchor": [int(step), position]}:
-                self.length, self.steps = length, steps
-                self.anchor = (step, float(str(position)))
-        match values:
-            case {"accumulate": int(accumulate), "evaluate_every": int(every)}:
-                self.evaluate_every = every
-                same = values.get("processes", self.processes) == self.processes
-                if same and self.settings.machine.micro_batch is None:
-                    self.accumulate = accumulate
+        step, position = values["anchor"]
+        self.length, self.steps, self.anchor = values["length"], values["steps"], (step, position)
+        self.evaluate_every = values["evaluate_every"]
+        same = values.get("processes", self.processes) == self.processes  # 0.1 did not save it
+        if same and self.settings.machine.micro_batch is None:
+            self.accumulate = values["accumulate"]

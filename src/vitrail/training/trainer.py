@@ -254,10 +254,10 @@ class Trainer:
                     f"{name_of(model.config)} does not support machine.checkpointing; leave it out"
                 )
             model.checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+        model.to(device)  # before its free memory is measured
         self.probe = None  # initialization of the head, and the result to beat
         if config.start and settings.head_init == "probe":
             resume_from = config.out if config.resume and has_state(config.out) else None
-            model.to(device)
             splits, self.probe = probe_init(model, splits, auto, self.callback, resume_from)
         self.model, self.splits = model, splits
         if settings.lora is not None:
@@ -521,11 +521,15 @@ class Trainer:
 
     def explain_divergence(self, error: DivergedError) -> str:
         """Return where the first non-finite value is, with which images, and what to do."""
-        step = error.step
-        batch = next(iter(self.batches.loader(step, self.schedule.image_size(step))))
-        rng = seed_micro_batch(self.settings.seed, step, 0)
-        images, targets = self.prepare(batch, rng, step)
-        where = checkpoint.first_nonfinite(self.state.objective, images, targets)
+        step, found = error.step, list[str]()
+        self.batches.expected = None
+        batches = self.batches(step)
+        for micro_step in range(self.schedule.accumulate):
+            rng = seed_micro_batch(self.settings.seed, step, micro_step)
+            images, targets = self.prepare(next(batches), rng, step)
+            where = checkpoint.first_nonfinite(self.state.objective, images, targets)
+            found += distributed.all_gather_object(where)
+        where = next((one for one in found if one != checkpoint.GRADIENTS), found[0])
         names = [self.splits.train.name(index) for index in error.indices]
         return (
             f"training diverged at step {step:,} ({error}); first non-finite value: {where}; "
@@ -574,8 +578,8 @@ class Trainer:
         if not probe.beats(tuned):
             return {probe.dev: tuned}
         self.state.ema = evaluator.ema = None
-        num_classes = self.model.config.num_classes
-        start = load_pretrained(self.config.start, self.settings, num_classes, lambda line: None)
+        classes = get_metadata(self.model).class_names
+        start = load_pretrained(self.config.start, self.settings, classes, lambda line: None)
         updates = {n: x for n, x in self.model.state_dict().items() if n.endswith(".lora_b")}
         zeros = {name: torch.zeros_like(update) for name, update in updates.items()}
         set_weights(self.model, start.state_dict() | zeros | probe.init)
@@ -669,14 +673,10 @@ class Trainer:
 
     def restore_checkpoint(self) -> None:
         state, schedule = self.state, self.schedule
-        groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-        peaks = [group["peak"] for group in groups]
         average = state.ema.values if state.ema is not None else None
         extra = checkpoint.load_state(self.folder, state.objective, state.optimizers, average)
         for line in extra.get("damaged", ()):
             self.callback.log(f"note: {line}")
-        for group, peak in zip(groups, peaks, strict=True):
-            group["peak"] = peak  # the settings may have changed it
         state.step, self.used = extra["step"], extra["seconds"]
         self.started = time.monotonic()
         state.lr_scale = extra["rate_scale"]

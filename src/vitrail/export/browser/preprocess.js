@@ -42,10 +42,8 @@ function preprocess({ data, width, height }, config, channels) {
   if (config.resize === "short-side") {
     if (Math.max(width, height) > MAX_ASPECT * Math.min(width, height))
       throw new ImageError("one side is more than " + MAX_ASPECT + " times as long as the other.");
-    const short = Math.min(rows, columns);
-    rows = Math.max(short, Math.trunc((short * height) / Math.min(width, height)));
-    columns = Math.max(short, Math.trunc((short * width) / Math.min(width, height)));
-    [rows, columns] = height <= width ? [short, columns] : [rows, short];
+    [rows, columns] = [Math.max(rows, Math.floor((height * columns) / width)),
+      Math.max(columns, Math.floor((width * rows) / height))];
   }
   const [high, wide] = config.size;
   const top = cropStart(rows, high), left = cropStart(columns, wide);
