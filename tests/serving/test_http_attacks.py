@@ -111,6 +111,7 @@ def test_names_of_a_client_are_text_in_responses_and_absent_from_the_log(capsys)
         {"origin": "https://evil.example", "content-type": "multipart/form-data; boundary=x"},
         {"origin": "http://testserver:81"},
         {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
     ],
 )
 def test_foreign_pages_cannot_teach(headers):
