@@ -9,12 +9,15 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from PIL import Image
+from safetensors.torch import save_file
 
 import vitrail
 from page_reader import Reader
@@ -22,11 +25,12 @@ from vitrail.checkpoints.bundle import GENERATED
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.hub import parse
 from vitrail.cli import main
-from vitrail.data import tar_shards
+from vitrail.data import arrays, tar_shards
 from vitrail.data.datasets import open_dataset
 from vitrail.data.storage import write_atomic
-from vitrail.errors import CheckpointError, DataError
+from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.export.html import render
+from vitrail.probing.teach import features_digest, load_memory, recall
 
 SECRET = b"only the owner may read this"
 INJECTION = "</script><script>alert(1)</script>"
@@ -124,6 +128,56 @@ def test_huge_image_in_a_sparse_tar_is_not_read(tmp_path, monkeypatch):
         dataset[1]
 
 
+@pytest.mark.parametrize("name", ["images.npy", "train-images-idx3-ubyte"])
+def test_pipes_in_place_of_arrays_do_not_block(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError):
+        open_dataset(tmp_path, "all")
+
+
+@pytest.mark.parametrize("attack", ["rows", "items of no bytes"])
+def test_small_archives_hold_few_rows(tmp_path, monkeypatch, attack):
+    monkeypatch.setattr(arrays, "MIN_ROWS", 1000)
+    count = 10**6 if attack == "rows" else 1
+    names = np.zeros(10, "U1" if attack == "rows" else "V0")
+    images, labels = np.zeros((count, 1, 1), np.uint8), np.zeros(count, np.uint8)
+    np.savez_compressed(tmp_path / "a.npz", images=images, labels=labels, class_names=names)
+    with pytest.raises(DataError, match=r"too many for its size|items of no bytes"):
+        open_dataset(tmp_path / "a.npz", "all")
+
+
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        (b"}K\1" + b"q\0h\0\x86" * 40 + b"Ns.", "too many times"),
+        (b"}U\x0blabel_names]]as.", "in place of text"),
+    ],
+)
+def test_cifar_pickles_are_of_plain_keys_and_names(tmp_path, pickled, message):
+    (tmp_path / "meta").write_bytes(b"\x80\2" + pickled)
+    with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path, "all")
+
+
+def test_offsets_of_an_arrow_file_stay_in_its_buffers(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    cells = {"image": [{"bytes": bytes(16), "path": None}] * 3, "label": ["a"] * 3}
+    datasets.Dataset.from_dict(cells, features=features).save_to_disk(tmp_path / "set")
+    (path,) = (tmp_path / "set").glob("*.arrow")
+    data, offsets = path.read_bytes(), np.array([0, 16, 32, 48], np.int32)
+    assert data.count(offsets.tobytes()) == 1
+    path.write_bytes(data.replace(offsets.tobytes(), (offsets * 2**20).tobytes()))
+    with pytest.raises(DataError, match="cannot open"):
+        open_dataset(tmp_path / "set", "all")
+
+
+def test_patterns_of_shards_are_limited(monkeypatch):
+    monkeypatch.setattr(tar_shards, "MAX_PATTERNS", 10)
+    with pytest.raises(DataError, match="stands for too many"):
+        open_dataset("{0..999999999}*.tar", "all")
+
+
 # Checkpoints
 
 
@@ -183,6 +237,117 @@ def test_pickles_run_no_code(tmp_path):
     with pytest.raises(DataError):
         open_dataset(tmp_path / "data.npz", "all")
     assert not target.exists()
+
+
+def write_archive(path, pickled, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("x/data.pkl", pickled)
+        archive.writestr("x/version", "3\n")
+    return path
+
+
+HUGE = b"\x8a\x06" + (2**40).to_bytes(6, "little")  # the integer
+HOSTILE_PICKLES = {
+    "bytes": b"cbuiltins\nbytearray\n" + HUGE + b"\x85R.",
+    "old name": b"c__builtin__\nbytearray\n" + HUGE + b"\x85R.",
+    "wrapped": b"ctorch._tensor\n_rebuild_from_type_v2\n(cbuiltins\nbytearray\nN"
+    + HUGE
+    + b"\x85NtR.",
+    "tensor": b"ctorch\nFloatTensor\nJ\xff\xff\xff\x7f\x85R.",
+    "new tensor": b"ctorch\nTensor\nJ\xff\xff\xff\x7f\x85\x81.",
+    "codec": b"c_codecs\nencode\nX\x01\0\0\0aX\x08\0\0\0punycode\x86R.",
+    "key": b"}K\1" + b"q\0h\0\x86" * 40 + b"Ns.",  # ((((1, 1), (1, 1)), …
+    "set": b"cbuiltins\nset\n]K\1" + b"q\0h\0\x86" * 40 + b"a\x85R.",
+    "list": b"](" + b"K\1" * 1000 + b"eq\0" + b"cbuiltins\nset\nh\0\x85R0" * 20_000 + b"N.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_PICKLES)
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickles_cost_no_more_than_their_size_allows(tmp_path, monkeypatch, name, archive):
+    """torch's weights_only would take terabytes or years."""
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch has read it"))
+    path, pickled = tmp_path / "model.pth", b"\x80\2" + HOSTILE_PICKLES[name]
+    write_archive(path, pickled) if archive else path.write_bytes(b"\x80\2K\1." + pickled)
+    with pytest.raises(CheckpointError, match="not a checkpoint of torch"):
+        vitrail.load(path)
+
+
+@pytest.mark.parametrize("change", ["compressed", "comment", "two ends", "two directories"])
+def test_archives_that_torch_may_read_otherwise_are_rejected(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch has read it"))
+    method = zipfile.ZIP_DEFLATED if change == "compressed" else zipfile.ZIP_STORED
+    path = write_archive(tmp_path / "model.pth", b"\x80\2}.", method)
+    data = path.read_bytes()
+    start = data.index(b"PK\1\2")
+    match change:
+        case "comment":
+            data = data[:-2] + b"\1\0x"
+        case "two ends":
+            data += b"PK\5\6" + bytes(9)
+        case "two directories":  # torch reads the first one
+            data = data[:-22] + data[start:]
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError):
+        vitrail.load(path)
+
+
+def test_long_tensor_names_are_rejected(tmp_path):
+    save_file({"module." * 10**5: torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="more than 500 letters"):
+        vitrail.load(tmp_path / "model.safetensors")
+
+
+def test_bundle_may_not_state_a_huge_input(bundle):
+    config = json.loads((bundle / "config.json").read_text())
+    config["preprocessing"]["size"] = [10**5, 10**5]
+    (bundle / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="at most"):
+        vitrail.load(bundle)
+
+
+@pytest.mark.parametrize("change", [{"owners": [2**40, 0]}, {"sums": [[0.0]]}, {"l2": "1"}])
+def test_probe_statistics_must_fit_the_model(bundle, change):
+    model = vitrail.load(bundle)
+    width = model.config.num_features
+    tensors = {"counts": [1, 1], "owners": [0, 1], "sums": [[0.0] * width] * 2}
+    tensors |= {"rows": [[0.0] * width] * 2}
+    about = {"classes": ["cat", "dog"], "l2": 1.0, "temperature": 1, "backbone": ""}
+    about["backbone"] = features_digest(model)
+    about |= {key: value for key, value in change.items() if key in about}
+    tensors |= {key: value for key, value in change.items() if key in tensors}
+    path, metadata = bundle / "probe.safetensors", {"vitrail-probe": json.dumps(about)}
+    save_file({name: torch.tensor(x) for name, x in tensors.items()}, path, metadata)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_memory(bundle, model)
+
+
+@pytest.mark.parametrize(
+    "data", ["hf:o/n", "http://127.0.0.1:9/a.tar", "simplecache::file:///a.tar"]
+)
+def test_data_named_by_a_model_is_not_downloaded(bundle, data):
+    model = vitrail.load(bundle)
+    model.metadata = replace(model.metadata, provenance={"data": data})
+    with pytest.raises(ConfigError, match="no training data on this machine"):
+        recall(model, bundle, None, only=False)
+
+
+def test_index_in_the_cache_may_not_name_files_outside(tmp_path, monkeypatch):
+    """Offline, a file named like a hash would be compared with its name, and deleted."""
+    victim = tmp_path / ("0" * 64)
+    victim.write_bytes(SECRET)
+    folder = tmp_path / "hub" / "models--o--n"
+    snapshot = folder / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(snapshot.name)
+    index = {"weight_map": {"head.weight": str(victim)}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="outside its folder"):
+        vitrail.load("hf:o/n")
+    assert victim.read_bytes() == SECRET
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ import vitrail
 from vitrail.errors import ConfigError
 from vitrail.evaluation.conformal import Conformal, model_digest
 from vitrail.prediction.predictor import Predictor
+from vitrail.serving import app
 from vitrail.serving.app import make_app
 from vitrail.serving.config import ServerConfig
 
@@ -73,6 +74,13 @@ def test_predictions_match_the_predictor(client):
         assert [g["label"] for g in got["guesses"]] == [g.label for g in want.guesses]
         close = pytest.approx([g.probability for g in want.guesses], abs=1e-5)
         assert [g["probability"] for g in got["guesses"]] == close
+
+
+def test_classes_of_a_response_are_limited(client, monkeypatch):
+    monkeypatch.setattr(app, "MAX_GUESSES", 3)
+    images = files(encoded_image(), encoded_image())
+    assert "lower top" in error(client.post("/predict?top=2", files=images), 413)
+    assert client.post("/predict?top=1", files=images).status_code == 200
 
 
 def test_single_and_unreadable_images(client):

@@ -34,6 +34,20 @@ def test_requests_cannot_be_smuggled(state, port, request_bytes):
     assert b"vitrail_requests_total" in exchange(port, HIDDEN, CLOSE)  # as a request of its own
 
 
+def test_body_behind_an_upgrade_is_no_request(state, port):
+    """The parser skips it."""
+    upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    for kind in (b"Content-Length: 1\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"):
+        reply = exchange(port, HEAD + upgrade + kind)
+        assert reply.startswith(b"HTTP/1.1 400")
+        assert b"Upgrade is not supported" in reply
+        assert b"vitrail_requests_total" not in exchange(port, HEAD + upgrade + kind, HIDDEN)
+    without_body = CLOSE.replace(b"Connection: close\r\n", upgrade)
+    assert exchange(port, without_body).startswith(b"HTTP/1.1 200")
+    assert b"vitrail_requests_total" not in exchange(port, without_body, HIDDEN)
+    wait_for(lambda: is_idle(state))
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [
@@ -111,13 +125,16 @@ def test_names_of_a_client_are_text_in_responses_and_absent_from_the_log(capsys)
         {"origin": "https://evil.example", "content-type": "multipart/form-data; boundary=x"},
         {"origin": "http://testserver:81"},
         {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
     ],
 )
 def test_foreign_pages_cannot_teach(headers):
     with make_state(allow_teach=True) as state:
         client = make_client(state)
         before = state.registry.get(None)
-        assert post(client, "/teach?name=evil", headers=headers).status_code == 403
+        response = post(client, "/teach?name=evil", headers=headers)
+        assert response.status_code == 403
+        assert "cross-origin" in response.text
         assert client.get("/teach?name=evil").status_code == 405
         preflight = {"access-control-request-method": "POST", **headers}
         assert (

@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.data.arrays import check_npz_size, npz_members
+from vitrail.data.pickles import PickledCall, Unpickler
 from vitrail.data.storage import atomic_path
 from vitrail.errors import CheckpointError, DataError, VitrailError
 
@@ -49,6 +50,7 @@ WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin")  # standard names, b
 EMA_KEYS = ("state_dict_ema", "model_ema")
 STATE_DICT_KEYS = (*EMA_KEYS, "state_dict", "model", "model_state_dict", "teacher", "net")
 MAX_JSON_BYTES = 2**26  # 21,843 class names have 2**19
+MAX_NAME = 500  # letters of a tensor's name; patterns are matched to it, and prefixes removed
 N_AVERAGED = "n_averaged"  # the counter buffer of torch's AveragedModel
 SUFFIXES = {".npz": "npz", ".safetensors": "safetensors"}
 SUFFIXES |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".tar"), "torch")  # timm's .pth.tar
@@ -141,7 +143,10 @@ def read_file(path: Path) -> Checkpoint:
         raise CheckpointError(f"unsupported file suffix: {path}; supported: {', '.join(SUFFIXES)}")
     with readable_errors(path):
         check_regular(path)
-        return readers[kind](path)
+        checkpoint = readers[kind](path)
+        if any(len(name) > MAX_NAME for name in checkpoint.tensors):
+            raise CheckpointError(f"{path} has a tensor name of more than {MAX_NAME} letters")
+        return checkpoint
 
 
 def check_regular(path: Path) -> os.stat_result:
@@ -198,6 +203,8 @@ def shard_names(index: Path) -> list[str]:
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise CheckpointError(f"{index} has no valid weight_map")
+    if any(Path(name).name != name for name in files.values()):
+        raise CheckpointError(f"{index} refers to files outside its folder")
     return sorted(set(files.values()))
 
 
@@ -267,9 +274,10 @@ def read_torch(path: Path) -> Checkpoint:
     would crash the process if the file were overwritten.
     """
     file = OpenFile(path)
-    if zipfile.is_zipfile(path):
-        with file.stream() as stream, zipfile.ZipFile(stream) as archive:
-            check_npz_size(path, archive.infolist())
+    try:
+        check_pickles(path, file)
+    except DataError as error:
+        raise CheckpointError(f"{path} is not a checkpoint of torch: {error}") from None
     content = load_pickle(path, mmap=True)
     mapped = state_dict_of(path, content)
     skipped = {} if mapped.pop(N_AVERAGED, None) is None else {N_AVERAGED: "a counter"}
@@ -293,6 +301,69 @@ def read_torch(path: Path) -> Checkpoint:
             guesses = {"state dict": f"using the {kind} {first}, not {', '.join(others)}"}
     layout = tuple(map(str, content)) if candidates else ()
     return Checkpoint(tensors, skipped=skipped, guesses=guesses, layout=layout)
+
+
+class TorchUnpickler(Unpickler):
+    """Rejects what costs torch more than the file's size allows. `weights_only` runs no code of a
+    file, but calls `bytearray(2**40)`."""
+
+    def persistent_load(self, pid: Any) -> None:
+        pass  # storages stay unread
+
+    def find_class(self, module: str, name: str) -> Any:
+        return partial(self.store, name)
+
+    def store(self, name: str, *args: Any) -> PickledCall:
+        match name, args:
+            case "bytearray", (int() as length, *_):
+                self.total += length
+            case "encode", (_, encoding, *_) if encoding not in ("latin1", b"latin1"):
+                raise DataError(f"it encodes text as {encoding!r:.40}")  # punycode is quadratic
+            case "_rebuild_from_type_v2", (function, _, arguments, *_):
+                function(*arguments)
+            case _, (_, *_) if name.endswith("Tensor"):
+                raise DataError(f"it calls {name:.40}")
+        call = PickledCall()
+        call.size = self.count(args)
+        return call
+
+    dispatch: Any = Unpickler.dispatch | {pickle.NEWOBJ[0]: Unpickler.dispatch[pickle.REDUCE[0]]}
+
+
+def check_pickles(path: Path, file: OpenFile) -> None:
+    """Read the pickles of a file for torch, which reads the others of an archive as bytes."""
+    with file.stream() as stream:
+        if stream.read(4) != b"PK\3\4":  # how torch recognizes an archive
+            stream.seek(0)
+            for _ in range(5):  # before torch 1.6: magic number, version, system, tensors, storages
+                if stream.peek(1):
+                    TorchUnpickler(stream).load()
+            return
+        with zipfile.ZipFile(stream) as archive:
+            members = archive.infolist()
+            check_npz_size(path, members)
+            if any(info.compress_type for info in members) or not has_one_directory(stream):
+                raise CheckpointError(f"{path} is not an archive of torch.save")
+            for info in members:
+                if info.filename.lower().endswith(".pkl"):
+                    TorchUnpickler(io.BytesIO(archive.read(info))).load()
+
+
+def has_one_directory(stream: BinaryIO) -> bool:
+    """Return whether the directory of a zip ends where its end record begins.
+
+    Elsewhere, `zipfile` and torch look for it in different places and could find two.
+    """
+    end = stream.seek(-22, os.SEEK_END)
+    signature, size, start, comment = struct.unpack("<4s8x2LH", stream.read())
+    stream.seek(max(0, end - 76))
+    record = stream.read(76)
+    if record[56:60] == b"PK\6\7":  # zip64, which torch writes
+        end -= 76
+        size, start = struct.unpack_from("<2Q", record, 40)
+        if record[:4] != b"PK\6\6" or struct.unpack_from("<Q", record, 64) != (end,):
+            return False
+    return signature == b"PK\5\6" and not comment and start + size == end
 
 
 def load_pickle(source: Path | BinaryIO, *, mmap: bool = False) -> Any:

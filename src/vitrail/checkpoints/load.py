@@ -246,10 +246,7 @@ def read_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
     if len(names) > 1:
         raise CheckpointError(f"{folder} contains {len(names)} weights files; pass the path of one")
     if names == [INDEX]:
-        index = folder / names[0]
-        names = shard_names(index)
-        if any(Path(name).name != name for name in names):
-            raise CheckpointError(f"{index} refers to files outside its folder")
+        names = shard_names(folder / INDEX)
     parts = [read_file(folder / name) for name in names]
     header = {key: value for part in parts for key, value in part.settings.items()}
     settings = {}

@@ -77,6 +77,13 @@ class Metadata:
         """Whether the preprocessing is a guess, because the checkpoint does not state it."""
         return self.provenance.get("preprocessing") == ASSUMED["preprocessing"]
 
+    @property
+    def local_data(self) -> str:
+        """The training data if it is on this machine. A model may name any URL: none is opened."""
+        data = self.provenance.get("data")
+        is_local = isinstance(data, str) and "://" not in data and not data.startswith("hf:")
+        return data if is_local else ""
+
     def with_preprocessing(self, preprocessing: Preprocessing) -> "Metadata":
         """Return a copy with preprocessing that is stated, not assumed."""
         stated = {key: value for key, value in self.provenance.items() if key not in ASSUMED}

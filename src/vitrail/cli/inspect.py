@@ -70,8 +70,8 @@ class Inspect(DataOptions):
             )
         model = load(self.model, preprocessing=self.preprocessing, log=log_stderr)
         data, notes = self.data, []
-        recorded = get_metadata(model).provenance.get("data")
-        if data is None and isinstance(recorded, str):
+        recorded = get_metadata(model).local_data
+        if data is None and recorded:
             with suppress(DataError):  # it may not be here
                 evaluation_split(recorded)
                 data = recorded

@@ -2,7 +2,7 @@
 
     datasets.py       open a dataset of any format, and its splits
     folders.py        class folders and lists; tar_shards.py WebDataset shards, and packing them
-    arrays.py         .npz, .npy, MNIST and CIFAR; Hugging Face datasets
+    arrays.py         .npz, .npy, MNIST and CIFAR; Hugging Face datasets; pickles.py safe pickles
     storage.py        local and remote files, atomic writes
     provenance.py     fingerprints, and what a bundle records about its training data
     image_headers.py  image headers, and limits against hostile files; decode.py pixels

@@ -18,7 +18,6 @@ use; it is in the extra `data`. Images are returned as the stored bytes, not dec
 import gzip
 import math
 import os
-import pickle
 import re
 import struct
 import tokenize
@@ -51,11 +50,13 @@ from vitrail.data.folders import (
     parse_labels,
     read_classes,
 )
+from vitrail.data.pickles import PickledCall, Unpickler
 from vitrail.data.storage import ALLOW_OUTSIDE, is_inside, outside_error, read_error, read_file
 from vitrail.errors import DataError
 from vitrail.extras import require
 
 MAX_EXPANSION = 20  # uncompressed size as a multiple of the file's size; more is an attack
+MIN_ROWS = 2**20  # images that any file may expand to
 MAX_ARRAYS = 50_000  # of a file; reading each header takes a tenth of a millisecond
 MAX_CLASSES = 1_000_000  # limit of classes without names
 # raised by zipfile, zlib and NumPy on malformed files
@@ -69,6 +70,7 @@ COMMON_CHANNELS = (1, 3, 4)  # recognized as channels wherever they are in a sha
 UINT8 = np.dtype(np.uint8)
 IDX_FILE = re.compile(r"(train|t10k|test|val)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 CIFAR_BYTES = 3 * 32 * 32  # of an image: red, green and blue planes
+MAX_TEXT = 100  # letters of a name in a pickle, which may repeat a long one any number of times
 HF_PREFIX = "hf:"
 SAVED_MARKERS = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 TABLE_FILES = (*SAVED_MARKERS, "*.parquet", "*.arrow", "*/*.parquet", "*/*.arrow")
@@ -168,6 +170,9 @@ def index_arrays(
     lengths = [part.images.shape[0] for part in parts]
     if not sum(lengths):
         raise DataError(f"{path} contains no images")
+    files = {part.images.path for part in parts if isinstance(part.images, LazyArray)}
+    if files:
+        check_rows(path, sum(lengths), sum(file.stat().st_size for file in files))
     labels, classes = encode_labels([part.labels for part in parts], classes, path)
     split_names = tuple(dict.fromkeys(part.split for part in parts if part.split))
     split_ids = [split_names.index(part.split) if part.split else 0 for part in parts]
@@ -180,6 +185,13 @@ def index_arrays(
         split_names=split_names,
         split_ids=np.repeat(np.array(split_ids, np.uint8), lengths) if split_names else None,
     )
+
+
+def check_rows(path: Path, rows: int, size: int) -> None:
+    if rows > MIN_ROWS + MAX_EXPANSION * size:
+        raise DataError(
+            f"{path} has {rows:,} rows, too many for its size; unpack it if you trust it"
+        )
 
 
 def encode_labels(
@@ -239,7 +251,7 @@ def index_array_files(path: Path) -> DatasetIndex:
             arrays = read_npz(path)
         else:
             arrays = {}
-            for file in sorted(folder.glob("*.npy")):
+            for file in filter(Path.is_file, sorted(folder.glob("*.npy"))):
                 with file.open("rb") as stream:
                     shape, fortran, dtype = read_npy_header(stream)
                     start = stream.tell()
@@ -356,9 +368,12 @@ def read_npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about headers written by Python 2
         try:
-            return readers[version](stream)
+            header = readers[version](stream)
         except tokenize.TokenError as error:  # not a SyntaxError since Python 3.12
             raise ValueError("corrupt .npy header") from error
+    if not header[2].itemsize:
+        raise ValueError("items of no bytes, of which a small file may have any number")
+    return header
 
 
 # MNIST and CIFAR.
@@ -406,7 +421,7 @@ def index_idx(folder: Path) -> DatasetIndex:
     """Index MNIST, or a dataset in its format."""
     files = {}
     for file in sorted(folder.iterdir(), reverse=True):  # prefers the unpacked file
-        if match := IDX_FILE.fullmatch(file.name):
+        if file.is_file() and (match := IDX_FILE.fullmatch(file.name)):
             files[match[1], match[2]] = file
     parts = []
     for (split, role), file in files.items():
@@ -484,23 +499,11 @@ def read_cifar(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
                 rows = np.frombuffer(values, np.uint8).reshape(shape, order="F" if order else "C")
             case _:
                 raise ValueError("it has no two-dimensional uint8 array of pixels")
-        if not isinstance(labels, list) or len(labels) != len(rows):
+        is_valid = isinstance(labels, list) and {*map(type, labels)} <= {int}
+        if not is_valid or len(labels) != len(rows):
             raise ValueError("it does not have one label per image")
         labels = np.array(labels, np.int64)
     return rows.reshape(len(rows), 3, 32, 32).transpose(0, 2, 3, 1), labels
-
-
-class PickledCall:
-    """Call in a pickle, and the state of its result: stored, not executed and not yet trusted."""
-
-    args: tuple[Any, ...] = ()
-    state: Any = ()
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
 
 
 PICKLED_NAMES = {  # all that CIFAR's pickles refer to
@@ -512,29 +515,18 @@ PICKLED_NAMES = {  # all that CIFAR's pickles refer to
 }
 
 
-class Unpickler(pickle._Unpickler):  # the Python version: the C one trusts sizes in the file
-    """Restricted unpickler: rejects other names, and BUILD on anything but calls, since setting the
-    state of a class would change it for the whole process."""
-
+class CifarUnpickler(Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in PICKLED_NAMES:
             raise DataError(f"it refers to {module}.{name}, and loading it could run code")
         return PickledCall
-
-    def load_build(self) -> None:
-        target: Any = self.stack[-2]  # pyright: ignore[reportAttributeAccessIssue]
-        if not isinstance(target, PickledCall):
-            raise DataError(f"it sets the state of a {type(target).__name__}")
-        super().load_build()  # pyright: ignore[reportAttributeAccessIssue]
-
-    dispatch: Any = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """Read a dictionary with string keys."""
     try:
         with path.open("rb") as file:
-            content = Unpickler(file, encoding="bytes").load()
+            content = CifarUnpickler(file).load()
     except DataError as error:
         raise DataError(f"{path} is not a CIFAR file: {error}") from None
     except (OSError, MemoryError) as error:
@@ -548,7 +540,10 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 def as_text(value: Any) -> str:
     value = value.args[0] if isinstance(value, PickledCall) else value
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    if not isinstance(value, str | bytes):
+        raise ValueError(f"it has a {type(value).__name__} in place of text")
+    value = value[:MAX_TEXT]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 # Hugging Face datasets.
@@ -584,11 +579,16 @@ def index_hf(reference: str) -> DatasetIndex:
     library = require("datasets", extra="data", feature=reference)
     path, is_hub = Path(reference), reference.startswith(HF_PREFIX)
     try:
+        for file in () if is_hub else [path] if not path.is_dir() else path.rglob("*"):
+            if file.suffix.lower() in (".arrow", ".parquet"):
+                check_table(file)
         if is_hub:
             repository, _, config = reference.removeprefix(HF_PREFIX).partition("@")
             loaded = library.load_dataset(repository, config or None)
         elif any((path / marker).is_file() for marker in SAVED_MARKERS):
             loaded = library.load_from_disk(reference)
+            for table in loaded.values() if isinstance(loaded, dict) else [loaded]:
+                table.data.validate(full=True)  # of any files: they are named in state.json
         elif path.is_file():
             kind = path.suffix.removeprefix(".").lower()
             loaded = library.load_dataset(kind, data_files=reference)
@@ -639,6 +639,29 @@ def index_hf(reference: str) -> DatasetIndex:
     rows = row_names((split or "row", n) for split, n in zip(splits, lengths, strict=True))
     store = TableStore(images, image, rows, roots)
     return encoder.index(reference, rows, store, classes, ids, splits=splits, notes=notes)
+
+
+def check_table(path: Path) -> None:
+    """Reject a pipe, rows that the file's size cannot account for, and offsets outside of their
+    buffers, which pyarrow follows."""
+    from pyarrow import ArrowInvalid, ipc, memory_map, parquet
+
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file")
+    if path.suffix.lower() == ".parquet":
+        rows = parquet.read_metadata(path).num_rows
+    else:
+        rows = 0
+        with memory_map(str(path)) as source:
+            try:
+                batches: Iterable[Any] = ipc.open_stream(source)
+            except ArrowInvalid:
+                file = ipc.open_file(source)
+                batches = map(file.get_batch, range(file.num_record_batches))
+            for batch in batches:
+                batch.validate(full=True)
+                rows += batch.num_rows
+    check_rows(path, rows, path.stat().st_size)
 
 
 def find_columns(

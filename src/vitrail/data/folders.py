@@ -370,7 +370,7 @@ def parse_classes(text: str, path: str) -> tuple[str, ...]:
                 value = value["classes"]
             if isinstance(value, dict) and all(str(key).isdigit() for key in value):
                 value = {name: int(number) for number, name in value.items()}
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise read_error(path, error) from None
         if isinstance(value, dict) and sorted(value.values(), key=str) == sorted(
             range(len(value)), key=str

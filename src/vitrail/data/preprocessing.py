@@ -21,6 +21,7 @@ Crop = Literal["inception", "padded", "whole"]
 Flavor = Literal["torchvision", "timm", "timm-increasing", "big_vision"]
 MixStyle = Literal["timm", "big_vision"]
 Numbers = tuple[float, ...]
+MAX_PIXELS = 2**24  # of the input and before its crop: 4096 x 4096; a bundle may state any size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -63,8 +64,11 @@ class Preprocessing:
         for name, kind in (("interpolation", Interpolation), ("resize", Resize)):
             if getattr(self, name) not in get_args(kind):
                 raise unknown(name, getattr(self, name), get_args(kind))
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ConfigError(f"size={self.size} must be (height, width) in pixels")
+        for name, size in (("size", self.size), ("resize_to", self.resize_to or self.size)):
+            if len(size) != 2 or min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
+                raise ConfigError(
+                    f"{name}={size} must be (height, width), at most {MAX_PIXELS:,} pixels"
+                )
         if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
             raise ConfigError(
                 f"mean={self.mean} and std={self.std} must have one number per channel, std > 0"

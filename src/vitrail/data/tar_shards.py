@@ -73,6 +73,8 @@ from vitrail.formatting import MIB
 MAX_CLASSES = 1_000_000  # without names; a larger label is an id, not a class
 SPARSE_CLASSES = 100_000  # the same if fewer than a tenth of the classes have an image
 MAX_SHARDS = 1_000_000  # that one pattern may match
+MAX_BRACES = 20  # of a pattern, each a level of recursion
+MAX_PATTERNS = 10_000  # with wildcards that one pattern may expand to, if they match no files
 MAX_TEXT_BYTES = 2**28  # of a text in a tar; a list of a million images has 2**26
 MAX_LABEL_BYTES = 2**24  # of a label file, and of the values of a header
 MAX_NAME_BYTES = 2**16  # of a member's name; systems commonly allow 4096
@@ -269,8 +271,11 @@ def find_shards(reference: str) -> list[str]:
     """Return the tars of a path, a folder, or a pattern with `*`, `?` or braces."""
     if os.path.isfile(reference):
         return [reference]
+    if reference.count("{") > MAX_BRACES:
+        raise DataError(f"{reference:.60} has more than {MAX_BRACES} braces")
     exists, paths = os.path.exists(reference), []  # whatever is in its name
-    for pattern in [glob.escape(reference)] if exists else expand_braces(reference):
+    patterns = [glob.escape(reference)] if exists else expand_braces(reference)
+    for number, pattern in enumerate(patterns):
         if not exists and any(sign in pattern for sign in "*?["):
             paths += glob_files(pattern)
         elif not exists and pattern.endswith(".tar"):
@@ -278,8 +283,8 @@ def find_shards(reference: str) -> list[str]:
         else:
             folder = pattern.rstrip("/")
             paths += glob_files(f"{folder}/*.tar") or glob_files(f"{folder}/*/*.tar")
-        if len(paths) > MAX_SHARDS:
-            raise DataError(f"{reference} matches more than {MAX_SHARDS:,} files")
+        if len(paths) > MAX_SHARDS or number > max(MAX_PATTERNS, len(paths)):
+            raise DataError(f"{reference} stands for too many files")
     if not paths:
         raise DataError(f"no .tar file matches {reference}")
     return paths

@@ -154,12 +154,10 @@ def measure_int8(
     """Evaluate both on the test split of `data`, or of the training data, or on part of it."""
     metadata = get_metadata(model)
     hint = "pass --data with labeled images that the model was not trained on"
-    recorded = metadata.provenance.get("data")
     if data is not None:
         name = fspath(data) if isinstance(data, str | PathLike) else "the given images"
         source, notes = open_evaluation_split(data, None, metadata)
-    elif isinstance(recorded, str) and recorded:
-        name = recorded
+    elif name := metadata.local_data:
         try:
             source, notes = open_evaluation_split(name, None, metadata)
         except VitrailError as error:

@@ -169,7 +169,7 @@ def read_memory(path: Path, model: Model) -> ProbeMemory:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["vitrail-probe"])
             tensors = {name: file.get_tensor(name) for name in TENSORS}
-        memory = ProbeMemory(**tensors, **about | {"classes": tuple(about["classes"])})
+        memory = ProbeMemory(**tensors, **about | {"classes": tuple(map(str, about["classes"]))})
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if memory.backbone != features_digest(model):
@@ -177,6 +177,15 @@ def read_memory(path: Path, model: Model) -> ProbeMemory:
             f"{path} was made with other weights than those of the model; teach the classes "
             "again, without this file"
         )
+    k, m, width = len(memory.classes), memory.owners.numel(), model.config.num_features
+    shapes = [tuple(tensors[name].shape) for name in TENSORS]
+    numbers = [memory.l2, memory.temperature]
+    if (
+        shapes != [(k,), (k, width), (m, width), (m,)]
+        or not {*memory.owners.tolist()} <= {*range(k)}
+        or not all(isinstance(number, int | float) and number > 0 for number in numbers)
+    ):
+        raise CheckpointError(f"{path} is corrupt: its values do not fit the model")
     return memory
 
 
@@ -285,10 +294,10 @@ def recall(
     if using is None and (memory := load_memory(folder, model)) is not None:
         return memory, []
     provenance = DataProvenance.from_dict(metadata.provenance)
-    data = provenance.data if using is None else fspath(using)
+    data = metadata.local_data if using is None else fspath(using)
     try:
         if not data:
-            raise DataError("its training data is not recorded")
+            raise DataError("no training data on this machine is recorded")
         # Images that were held out from the model stay held out.
         train = open_dataset(data, "train", splits=provenance.splits_for(data))
         if missing := [name for name in metadata.class_names if name not in train.classes]:

@@ -62,6 +62,7 @@ POLL_SECONDS = 0.25  # after which the server watches for a disconnect of the cl
 MAX_STUCK_THREADS = 3  # this many require a restart of the process
 MAX_STUCK_TIME = 5  # times the watchdog's limit: a single thread stuck this long requires it too
 SMALL_RESPONSE = 500  # numbers or names that are serialized on the event loop
+MAX_GUESSES = 2**17  # classes in a response, for all of its images
 SEND_CHUNK = 2**16  # bytes of a response that are sent at once
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -339,13 +340,16 @@ async def predict(state: AppState, request: Request, query: schemas.PredictQuery
     if not (classes := len(served.predictor.classes)):
         raise ApiError(422, "the model has no classes; use /features, or teach it some")
     options = (query.top, query.threshold)
-    predictions, header = await run_on_images(state, request, served, served.predict, *options)
+    size = min(query.top, classes)
+    predictions, header = await run_on_images(
+        state, request, served, served.predict, *options, per_image=size
+    )
     header["warning"] = ""
     if conformal := served.predictor.conformal:
         served.confidences.extend(p.probability for p in predictions if not p.error)
         header["warning"] = conformal.drift(served.confidences)
     make = partial(schemas.PredictResponse, **header, answers=predictions)
-    return await json_response(make, len(predictions) * min(query.top, classes))
+    return await json_response(make, len(predictions) * size)
 
 
 @route(upload, "/features", "Extract features", schemas.FeaturesResponse)
@@ -399,10 +403,18 @@ async def teach(state: AppState, request: Request, query: schemas.TeachQuery) ->
 
 
 async def run_on_images(
-    state: AppState, request: Request, served: ServedModel, work: Work, *options: Any
+    state: AppState,
+    request: Request,
+    served: ServedModel,
+    work: Work,
+    *options: Any,
+    per_image: int = 1,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Run a model on the images of a request; return the results and the response's header."""
     uploads = await read_uploads(request, state.admission)
+    if len(uploads) * per_image > MAX_GUESSES:
+        text = f"more than {MAX_GUESSES:,} classes for all images; lower top or send fewer images"
+        raise ApiError(413, text, reason="size")
     start = time.perf_counter()
     results = await state.run(request, work, [ImageItem(*x, *options) for x in uploads])
     if all(result.error for result in results):

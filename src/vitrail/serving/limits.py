@@ -160,7 +160,7 @@ def check_request(
     if scope["method"] == "POST":
         origin = headers.get(b"origin")
         if origin is None:  # browsers may omit it but send this instead
-            cross_origin = headers.get(b"sec-fetch-site") == b"cross-site"
+            cross_origin = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
         else:
             same_host = origin.rpartition(b"/")[2] == headers.get(b"host")
             cross_origin = not same_host and origin.decode("latin-1") not in config.allow_origin
@@ -278,7 +278,7 @@ async def read_uploads(
 def parse_form(content_type: str, body: bytes, max_images: int) -> list[Upload]:
     """Return the files of the field `pictures`; other fields are ignored."""
     invalid = partial(ApiError, 400, reason="form")
-    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    boundary = parse_options_header(content_type[:MAX_PART_HEADER])[1].get(b"boundary", b"")
     if not 0 < len(boundary) <= 200:
         raise invalid("invalid multipart form: no boundary in the Content-Type header")
     uploads, others, delimiter = [], 0, b"\r\n--" + boundary

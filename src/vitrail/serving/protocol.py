@@ -21,6 +21,7 @@ MAX_CONNECTIONS = 1000  # below the usual limit of open files, 1024
 MAX_HEAD = 64 * 2**10  # bytes of request line and headers, or of trailers
 MAX_PIPELINED = 16  # requests that wait for earlier ones on the same connection
 CHUNK = 16 * 2**10  # bytes parsed at once; the parser cannot be interrupted
+BODY_HEADERS = {b"content-length", b"transfer-encoding"}
 HEAD_SECONDS = 10.0  # for the head to arrive
 SEND_SECONDS = 30.0  # for a client to read a response that exceeds the socket buffer
 LAME_DUCK_SECONDS = 0.3  # in which new requests get 503 before the socket closes
@@ -34,7 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
     abort_timer: asyncio.TimerHandle | None = None
     head_size: int = 0  # bytes since the last body byte: head, chunk sizes, trailers
     in_message: bool = False  # between the headers of a request and its end
-    saturated: bool = False  # too many pipelined requests: no more are parsed
+    saturated: bool = False  # no more requests are parsed on this connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,8 +73,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.stop_head_timer()
+        upgrade = self.parser.should_upgrade()
+        if upgrade and not BODY_HEADERS.isdisjoint(name for name, _ in self.headers):
+            self.reject(400, "the header Upgrade is not supported")
+            raise BufferError("the parser skips the body, and would take it for a request")
         super().on_headers_complete()
         self.in_message = True
+        if upgrade:  # it is ignored
+            self.saturated, self.cycle.keep_alive = True, False
 
     def on_body(self, body: bytes) -> None:
         self.head_size = 0
@@ -97,7 +104,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self.saturated:  # waiting requests are answered, then the connection is closed
             self.cycle.keep_alive = False
-        else:
+        elif not self.transport.is_closing():
             self.reject(400, "not a valid HTTP request")
 
     def pause_writing(self) -> None:

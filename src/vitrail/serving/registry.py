@@ -423,10 +423,8 @@ def find_examples(metadata: Metadata, data: str) -> list[Example]:
 
     Unless a dataset is configured, nothing is downloaded and errors are ignored.
     """
-    recorded = metadata.provenance.get("data")
-    reference = data or (recorded if isinstance(recorded, str) else "")
-    remote = "://" in reference or reference.startswith("hf:")
-    if reference in ("", NO_EXAMPLES) or (not data and remote):
+    reference = data or metadata.local_data
+    if reference in ("", NO_EXAMPLES):
         return []
     try:
         source = open_dataset(reference, evaluation_split(reference) or "all")
