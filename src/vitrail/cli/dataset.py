@@ -65,10 +65,16 @@ class Check(DataOptions):
                 print_json({"out": str(self.out)} | counts)
             else:
                 changed = f"{counts['fix']:,} labels fixed, {counts['drop']:,} images dropped"
+                if counts["missing"]:
+                    log(f"skipped: {counts['missing']:,} images of the review are no longer there")
                 print(f"done: {self.out} ({changed}); use the folder wherever DATA is expected")
             return
         if self.model is not None and not self.labels:
             raise ConfigError("--model is used by --labels; add --labels, or leave it out")
+        if self.labels and self.out is not None:
+            from vitrail.probing.label_errors import check_unreviewed
+
+            check_unreviewed(self.out / "labels.csv")
         labels = None
         with Progress() as progress:
             result = check_dataset(self.data, limit=self.limit, progress=progress)
