@@ -51,7 +51,7 @@ from vitrail.data.storage import (
     read_file,
     request,
 )
-from vitrail.errors import DataError
+from vitrail.errors import DataError, similar_path
 
 MAX_VISITS = 100  # of a folder, via links: two links in each of 30 folders are 2**30 paths
 MAX_COLUMNS = 1000  # every row takes time for each of them, however short it is
@@ -206,9 +206,9 @@ def open_single_class(
             names.append(os.fspath(path))
         else:
             reason = "not an image" if path.exists() else "not found"
-            raise DataError(
-                f"{name}={reference}: {reason}; expected an image or a folder of images"
-            )
+            hint = similar_path(str(path)) * (not path.exists())
+            hint = hint or "; expected an image or a folder of images"
+            raise DataError(f"{name}={reference}: {reason}{hint}")
     if not len(names):
         raise DataError(f"{name}={', '.join(map(str, paths))}: contains no images")
     labels, notes = np.zeros(len(names), np.int32), tuple(skipped_notes(skipped))
