@@ -159,11 +159,10 @@ def report(result: "DatasetReport") -> Iterator[str]:
     yield "Recommendations"
     for sentence in result.recommendations:
         yield from paragraph(f"- {sentence}", 2)
-    conflicts = [group for group in result.conflicts if not group.leak]
     problems = {
         "Leaks: in more than one split": map(group_text, result.leaks),
         "Unreadable": (f"{file.name}: {file.reason}" for file in result.unreadable),
-        "Duplicates with different labels": map(group_text, conflicts),
+        "Duplicates with different labels": map(group_text, result.conflicts),
         "Duplicates within a split": map(group_text, result.repeated),
         "Uniform color": (image.name for image in result.blank),
         "Much smaller than the others": (image.name for image in result.small),

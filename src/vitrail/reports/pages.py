@@ -538,7 +538,7 @@ def dataset_page(
 
     duplicates = {
         "In more than one split": report.leaks,
-        "With more than one label": [g for g in report.conflicts if not g.leak],
+        "With more than one label": report.conflicts,
         "More than once in a split": report.repeated,
     }
     odd = {
