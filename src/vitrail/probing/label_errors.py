@@ -26,7 +26,7 @@ from vitrail.checkpoints.load import load
 from vitrail.data.datasets import ImageDataset, open_splits
 from vitrail.data.storage import atomic_path, read_error
 from vitrail.data.tar_shards import write_splits
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, similar_path
 from vitrail.evaluation.calibration import probabilities
 from vitrail.probing import ridge
 from vitrail.probing.features import features_of, pixels_of
@@ -160,7 +160,8 @@ def read_review(review: Path) -> list[tuple[str, int, dict[str, str]]]:
             table = [{name: row[name] for name in needed} for row in csv.DictReader(file)]
         return [(row["split"], int(row["index"]), row) for row in table]
     except OSError as error:
-        raise read_error(review, error) from None
+        hint = similar_path(str(review)) * isinstance(error, FileNotFoundError)
+        raise DataError(f"{read_error(review, error)}{hint}") from None
     except (UnicodeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{review} is not a review of vitrail check --labels: {error!r}; expected the columns "
