@@ -219,6 +219,7 @@ def shared(browser):
 def page(shared, exported):
     with shared.at(exported[1].path.as_uri(), "") as page:
         until_text(page, "headline", "classes")
+        until_text(page, "about", "^classifier · ")
         page.evaluate(f"window.bytes = {BYTES}")
         yield page
 

@@ -38,9 +38,9 @@ function showClasses() {
       ". Every image is assigned to one of them."));
 }
 
-function showAbout({ architecture, parameters, image_size: size, teach }) {
+function showAbout({ name, architecture, parameters, image_size: size, teach }) {
   const millions = parameters / 1e6;
-  const parts = [architecture,
+  const parts = [...new Set([name, architecture]),
     parameters && (millions < 10 ? millions.toFixed(1) : Math.round(millions)) + " M parameters",
     size && size.join(" × ") + " pixels"];
   find("about").textContent = parts.filter(Boolean).join(" · ");
