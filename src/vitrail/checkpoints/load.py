@@ -5,6 +5,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -172,6 +173,19 @@ def load(
     return model.eval()
 
 
+def check_reference(reference: str) -> None:
+    """Raise the error of loading a reference that cannot exist, without reading or downloading.
+
+    An empty reference stands for random initialization.
+    """
+    if reference.startswith(hub.PREFIX):
+        hub.parse(reference)
+    elif reference.startswith(builtin.PREFIX):
+        builtin.find(reference)
+    elif reference and not os.path.exists(reference):
+        open_reference(reference)
+
+
 def open_reference(
     reference: Reference, *, format: str | None = None, heads: int | None = None
 ) -> tuple[Model, str, list[Change], Family | None]:
@@ -231,7 +245,7 @@ def is_name(reference: str) -> bool:
     """Return whether a reference is the name of an architecture, which has no weights."""
     with suppress(ConfigError):
         configuration(reference)
-        return not Path(reference).exists()
+        return not os.path.exists(reference)
     return False
 
 

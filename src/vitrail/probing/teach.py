@@ -27,7 +27,7 @@ from torch import Tensor
 from vitrail import distributed
 from vitrail.checkpoints.bundle import check_class_names, check_overwrite
 from vitrail.checkpoints.files import atomic_write
-from vitrail.checkpoints.load import backbone_digest, load, with_head
+from vitrail.checkpoints.load import backbone_digest, check_reference, load, with_head
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.datasets import open_dataset
@@ -230,6 +230,7 @@ def teach(
     from_file = using is not None and Path(using).suffix == ".safetensors"
     if not classes and not from_file:
         raise ConfigError("no classes given; name each with its images, such as thumb=folder")
+    check_reference(fspath(model))
     sources = {name: open_single_class(places, name) for name, places in classes.items()}
     # A trained head, or a folder of another library, is never replaced unless asked for: nothing
     # could restore it.

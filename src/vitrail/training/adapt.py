@@ -29,7 +29,7 @@ import numpy as np
 
 from vitrail import distributed
 from vitrail.checkpoints.files import write_json
-from vitrail.checkpoints.load import backbone_digest, load, with_head
+from vitrail.checkpoints.load import backbone_digest, check_reference, load, with_head
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save
 from vitrail.data.datasets import ImageDataset
@@ -61,7 +61,7 @@ from vitrail.training.data_module import (
     open_splits,
     subsample,
 )
-from vitrail.training.model_init import build_model, check_reference
+from vitrail.training.model_init import build_model
 from vitrail.training.optim import all_but_attention_patterns
 from vitrail.training.recipes import BUNDLE, clear_run, read_recipe, write_run
 from vitrail.training.trainer import check_folder, run

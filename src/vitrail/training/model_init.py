@@ -7,7 +7,6 @@ to beat: a run that ends below it on held-out images returns the probe instead.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,14 +21,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vitrail import distributed
-from vitrail.checkpoints import builtin, hub
+from vitrail.checkpoints import builtin
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import (
     HEADS,
     REGULARIZATION,
     adapt,
     load,
-    open_reference,
     with_head,
 )
 from vitrail.checkpoints.metadata import Metadata, get_metadata
@@ -182,19 +180,6 @@ def start_from(
     for line in lines:
         log(line)
     return model, auto
-
-
-def check_reference(reference: str) -> None:
-    """Raise the error of loading a reference that cannot exist, without reading or downloading.
-
-    An empty reference stands for random initialization.
-    """
-    if reference.startswith(hub.PREFIX):
-        hub.parse(reference)
-    elif reference.startswith(builtin.PREFIX):
-        builtin.find(reference)
-    elif reference and not os.path.exists(reference):
-        open_reference(reference)
 
 
 def load_pretrained(

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from vitrail import distributed
 from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.load import load
+from vitrail.checkpoints.load import check_reference, load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.checkpoints.save import save, save_adapter
 from vitrail.data.datasets import ImageDataset
@@ -66,7 +66,6 @@ from vitrail.training.memory import memory_options, num_trainable
 from vitrail.training.model_init import (
     PROBE_HEAD,
     build_model,
-    check_reference,
     load_pretrained,
     probe_init,
     set_weights,
