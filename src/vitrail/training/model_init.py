@@ -308,8 +308,8 @@ def fit_probe_head(
     features = features_of(model, train, **options)
     classes = len(features.classes)
     if prior is not None:
-        seen = torch.from_numpy(np.bincount(features.labels, minlength=classes) > 0)
-        prior = torch.where(seen, prior, 0.0)
+        present = torch.from_numpy(np.bincount(features.labels, minlength=classes) > 0)
+        prior = torch.where(present, prior, 0.0)
     path = fit_path(features.values, features.labels, classes)
     probe = path.probes[path.best]
     if dev is None:
