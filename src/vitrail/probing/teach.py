@@ -250,8 +250,8 @@ def teach(
     if get_metadata(net).conformal:
         words = ("calibrate", folder, "DATA", "--out", folder)
         notes.append(
-            "the guaranteed error rate of the calibrated model does not hold with other classes "
-            f"and is removed; renew it with images of all classes: {shell_command(*words)}"
+            "the guaranteed error rate of the calibrated model does not hold after teaching; "
+            f"calibrate again, with images of all classes: {shell_command(*words)}"
         )
     replaced = tuple(name for name in classes if name in memory.classes)
     notes += [f"{name}: {note}" for name, source in sources.items() for note in source.notes]
