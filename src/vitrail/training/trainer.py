@@ -531,10 +531,15 @@ class Trainer:
             found += distributed.all_gather_object(where)
         where = next((one for one in found if one != checkpoint.GRADIENTS), found[0])
         names = [self.splits.train.name(index) for index in error.indices]
+        remedy = (
+            f"the last good state is saved in {self.folder}: resume with a smaller "
+            "--optim.learning-rate, or use --retries 3"
+        )
+        if step == 0:  # before any update
+            remedy = "check these images and the initialization of your own modules"
         return (
             f"training diverged at step {step:,} ({error}); first non-finite value: {where}; "
-            f"batch: {comma_list(names)}; the last good state is saved in {self.folder}:"
-            " resume with a smaller --optim.learning-rate, or use --retries 3"
+            f"batch: {comma_list(names)}; {remedy}"
         )
 
     def finish(self) -> dict[str, EvaluationResult]:
