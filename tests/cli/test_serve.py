@@ -82,9 +82,13 @@ def test_options_reach_the_server_and_its_predictor(monkeypatch):
     settings = seen["settings"]
     assert (settings.token, settings.max_body) == ("from-the-environment", 2**19)
     assert (settings.queue, settings.allow_origin) == (80, ("https://x.example",))
-    Serve(models=("a",), token="", engine="onnx-int8", data="photos", max_drop=0.5).run()
-    assert (seen["settings"].token, seen["engine"]) == ("", "onnx-int8")
+    Serve(models=("a",), token="other", engine="onnx-int8", data="photos", max_drop=0.5).run()
+    assert (seen["settings"].token, seen["engine"]) == ("other", "onnx-int8")
     assert (seen["guard"].data, seen["guard"].max_drop) == ("photos", 0.5)
+    monkeypatch.setenv("VITRAIL_TOKEN", "")
+    for token in (None, ""):
+        with pytest.raises(vitrail.ConfigError, match="the token is empty"):
+            Serve(models=("a",), token=token).run()
 
 
 def test_loopback_addresses():
