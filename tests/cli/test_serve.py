@@ -62,6 +62,18 @@ def test_bad_options_are_one_line(bundle, capsys, words, said):
     assert error.count("\n") == 1
 
 
+def test_model_that_cannot_be_loaded_is_named(bundle, monkeypatch, capsys):
+    def fail(reference, **_):
+        if reference == "broken":
+            raise vitrail.CheckpointError("shape mismatch")
+        return predictor(reference)
+
+    predictor = predictors.Predictor
+    monkeypatch.setattr(predictors, "Predictor", fail)
+    assert main(["serve", str(bundle), "other=broken", "--port", "0"]) == 2
+    assert capsys.readouterr().err.endswith("vitrail: other: shape mismatch\n")
+
+
 def test_model_names_come_from_folders_or_arguments(tmp_path):
     (tmp_path / "odd=name").mkdir()
     words = (f"{tmp_path}/odd=name", "digits=runs/first/", "hf:google/vit-base", "x/model.onnx")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, VitrailError
 from vitrail.extras import require
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.config import ServerConfig
@@ -107,7 +107,10 @@ def load_model(
     from vitrail.serving.registry import examples_from, find_examples, folder_for, load_memory
 
     config = state.config
-    loaded, memory = predictor(reference), None
+    try:
+        loaded, memory = predictor(reference), None
+    except VitrailError as error:
+        raise type(error)(str(error) if reference in str(error) else f"{name}: {error}") from None
     if loaded.channels not in (1, 3):
         raise ConfigError(
             f"{reference} takes images of {loaded.channels} channels, and the server decodes gray "
