@@ -6,8 +6,11 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.checkpoints.bundle import CONFIG
+from vitrail.checkpoints.files import read_json
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.extras import require
 from vitrail.prediction.predictor import Predictor
@@ -123,7 +126,9 @@ def load_model(
             log(f"{name}: {note}")
     if data := examples_from(config, reference):
         state.examples[name] = find_examples(loaded.metadata, data)
-    state.add_model(name, loaded, memory)
+    config_file = Path(reference) / CONFIG
+    digest = str(read_json(config_file).get("weights", "")) if config_file.is_file() else ""
+    state.add_model(name, loaded, memory, digest)
     classes = len(loaded.classes)
     hint = ""
     if not classes:
