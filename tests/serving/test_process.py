@@ -68,3 +68,10 @@ def test_idle_server_stops_at_once_and_public_server_warns(bundle):
         assert "accepted Host headers: IP addresses, " in server.output.read_text()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=60) == 0
+
+
+def test_sighup_drains(bundle):
+    with serving(str(bundle)) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.wait(timeout=60) == 0
+        assert "shutting down; " in server.output.read_text()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -64,7 +65,10 @@ def serve(
             host = "127.0.0.1" if host == "0.0.0.0" else host
             log(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             sys.setswitchinterval(SWITCH_INTERVAL)
-            make_server(make_app(state), state).run([listener])
+            server = make_server(make_app(state), state)
+            if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+                signal.signal(signal.SIGHUP, server.handle_exit)  # not with nohup
+            server.run([listener])
         finally:
             state.close()
     if state.unrecoverable or state.pool.busy or state.batcher.abandoned:
