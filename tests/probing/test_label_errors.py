@@ -115,7 +115,7 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
         review.write_text(text)
         with pytest.raises(DataError, match=message):
             apply_review(str(wrong), review, tmp_path / "fixed")
-    with pytest.raises(DataError, match="File not found: "):
+    with pytest.raises(DataError, match="file not found: "):
         apply_review(str(wrong), tmp_path / "nothing.csv", tmp_path / "fixed")
     images = len(vitrail.open_dataset(wrong, "test"))
     rows = "".join(f"test/{i},test,{i},red,red,-1,drop\n" for i in range(images))

@@ -217,7 +217,10 @@ def open_reference(
         checkpoint.settings["heads"] = heads
     is_bundle = "vitrail" in checkpoint.settings or bundle.HEADER in checkpoint.settings
     if is_bundle and format in (None, "bundle"):
-        return bundle.read_bundle(checkpoint, header), "bundle", [], None
+        try:
+            return bundle.read_bundle(checkpoint, header), "bundle", [], None
+        except CheckpointError as error:
+            raise CheckpointError(f"{reference}: {error}") from None
     if format == "bundle":
         raise CheckpointError(f"{reference} is not a bundle: it has no config.json of vitrail")
     model, format, normalized = read_foreign(checkpoint, format)
