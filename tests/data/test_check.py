@@ -9,6 +9,7 @@ from PIL import Image
 from tiny_sets import photograph
 
 from page_reader import read_page
+from vitrail.cli import main
 from vitrail.cli.dataset import Check
 from vitrail.cli.dataset import report as report_lines
 from vitrail.data.check import NO_PROBLEMS, check_dataset, near_pairs
@@ -103,6 +104,18 @@ def test_planted_problems_are_found(report):
     assert len(report.recommendations) == len(expected)
     for phrase, sentence in zip(expected, report.recommendations, strict=True):
         assert phrase in sentence
+
+
+def test_counts_of_conflicts_agree_and_empty_folders_are_noted(tmp_path, capsys):
+    for folder in ("train/ant", "train/bee", "train/cow", "val/bee"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("train/ant/0.png", "val/bee/0.png", "train/ant/1.png", "train/bee/1.png"):
+        scene(int(name[-5])).save(tmp_path / name)
+    assert main(["check", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "2 images with more than one label" in text
+    assert "Duplicates with different labels (2)" in text
+    assert "folders without images: cow" in text
 
 
 def test_odd_images_and_class_names(tmp_path):

@@ -102,6 +102,7 @@ def test_other_files_are_skipped_and_counted(tmp_path):
         "images outside class folders skipped: 1",
         "files that are not images skipped: 1 (.txt 1)",
         "classes 'Cat' and 'cat' differ only in case and are two classes",
+        "folders without images: nothing",
     )
 
 

@@ -277,7 +277,9 @@ def test_command_writes_page_arrays_images_and_json(model, data, tmp_path, capsy
     assert len(rows) == model.config.depth * model.config.heads
     words = ["inspect", words[0], "--data", str(data), "--images", "3", "--score", "--json"]
     assert main([*words, "--methods", "rollout", "last layer", "--out", str(out)]) == 0
-    result = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "scoring 4 methods on 12 images: 2,016 forward passes, about " in printed.err
+    result = json.loads(printed.out)
     assert result["images"] == 3
     assert result["insertion"].keys() == {"rollout", "last layer", "random", "center"}
     assert 0 <= result["insertion"]["rollout"] <= 1

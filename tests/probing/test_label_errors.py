@@ -92,6 +92,8 @@ def test_check_reports_reviews_and_applies(wrong, tmp_path, capsys):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
+    assert main(words) != 0
+    assert f"{review} contains actions" in capsys.readouterr().err
     assert main(["check", str(wrong), "--apply", str(review), "--out", str(fixed)]) == 0
     assert f"{len(rows) - 1} labels fixed, 1 images dropped" in capsys.readouterr().out
     assert len(vitrail.open_dataset(fixed, "train")) == 149
@@ -108,15 +110,14 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
         ("name,split,index,action\ntrain/3,train,3,fix\n", "expected the columns"),
         (header + "train/3,train,3,red,red,-1,\n", "no line has an action"),
         (header + "train/3,train,3,red,red,-1,delete\n", "line 2: unknown action 'delete'"),
-        (header + "train/3,train,4,red,red,-1,drop\n", "image 4 is now 'train/4'"),
-        (header + "train/3,train,900,red,red,-1,drop\n", "has no image 900"),
+        (header + "train/900,train,3,red,red,-1,drop\n", "none of its images is in"),
         (header + "train/3,train,3,red,gray,-1,fix\n", "unknown class 'gray'"),
     ):
         review.write_text(text)
         with pytest.raises(DataError, match=message):
             apply_review(str(wrong), review, tmp_path / "fixed")
-    with pytest.raises(DataError, match="file not found: "):
-        apply_review(str(wrong), tmp_path / "nothing.csv", tmp_path / "fixed")
+    with pytest.raises(DataError, match=r"file not found: .*; did you mean .*labels\.csv'"):
+        apply_review(str(wrong), tmp_path / "label.csv", tmp_path / "fixed")
     images = len(vitrail.open_dataset(wrong, "test"))
     rows = "".join(f"test/{i},test,{i},red,red,-1,drop\n" for i in range(images))
     review.write_text(header + rows)
@@ -138,3 +139,24 @@ def test_file_names_of_a_review_may_be_any_bytes(tmp_path):
     label_errors.write_review([row | {"suggested": "blue", "margin": -1.0}], review)
     review.write_bytes(review.read_bytes().replace(b"-1.0000,", b"-1.0000,drop"))
     assert apply_review(str(folder), review, tmp_path / "fixed")["drop"] == 1
+
+
+def test_a_review_applies_after_files_were_deleted(tmp_path, capsys):
+    folder = write_folder(tmp_path / "set")
+    samples = [
+        {"name": dataset.name(i), "split": split, "index": i, "label": dataset.classes[label]}
+        for split, dataset in open_splits(str(folder)).items()
+        for i, label in enumerate(dataset.class_ids())
+    ]
+    missing, *rest = samples
+    review = tmp_path / "labels.csv"
+    rows = [row | {"suggested": row["label"], "margin": -1.0} for row in (missing, rest[-1])]
+    label_errors.write_review(rows, review)
+    review.write_bytes(review.read_bytes().replace(b"-1.0000,", b"-1.0000,drop"))
+    (folder / missing["name"]).unlink()
+    new, dropped = tmp_path / "new", (folder / rest[-1]["name"]).read_bytes()
+    assert main(["check", str(folder), "--apply", str(review), "--out", str(new)]) == 0
+    assert "1 images of the review are no longer there" in capsys.readouterr().out
+    left = [sample.data for part in open_splits(str(new)).values() for sample in part]
+    assert len(left) == len(samples) - 2
+    assert dropped not in left

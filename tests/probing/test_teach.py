@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -295,7 +296,15 @@ def test_command(model, home, folders, capsys):
     for text in ("red: added, 6 images", "green: added, 7 images", "unreadable:"):
         assert text in output
     assert "2 classes, leave-one-out accuracy" in output
+    net = vitrail.load(out)
+    net.metadata = replace(net.metadata, conformal={"error_rate": 0.05})
+    vitrail.save(net, out)
+    capsys.readouterr()
     assert main(["teach", out, f"blue={folders['blue']}", "--json"]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note.endswith(f": vitrail calibrate {out} DATA --out {out}")
+    assert main(["teach", str(model), f"blue={folders['blue']}s"]) == 2
+    assert f"not found; did you mean '{folders['blue']}'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,9 @@ def test_summary_names_the_weaknesses(result):
         "Lowest recall: “3”, 80.0 % (32 of 40).",
         "Most confused: “3” predicted as “5”, 8 of 40 (20 %).",
     ]
+    leak = "the model was trained on some of these images"
+    first = next(summary(replace(result, notes=("split: test", leak))))
+    assert first == "The model was trained on some of these images: the metrics are optimistic."
     flat = SelectiveAccuracy(coverage=np.array([0.5, 1.0]), accuracy=np.array([0.97, 0.98]))
     unsure = replace(result, selective=flat, estimates={"accuracy_at_80": Estimate(0.98, 0.97, 1)})
     assert "does not indicate mistakes" in list(summary(unsure))[2]
@@ -228,6 +231,7 @@ OVER = calibration([0, 0, 0, 400], [NAN] * 3 + [0.997], [NAN] * 3 + [0.9], ece_s
 FEW = calibration([0, 0, 15, 25], [NAN, NAN, 0.6, 0.9], [NAN, NAN, 0.667, 0.84])
 UNDER = calibration([0, 0, 200, 200], [NAN, NAN, 0.6, 0.8], [NAN, NAN, 0.9, 0.9], ece_scaled=1)
 BOTH = calibration([0, 0, 200, 210], [NAN, NAN, 0.6, 0.9], [NAN, NAN, 0.8, 0.7], ece_scaled=1)
+MOSTLY = calibration([0, 0, 150, 40], [NAN, NAN, 0.55, 0.7], [NAN, NAN, 0.65, 0.57], ece_scaled=1)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +240,7 @@ BOTH = calibration([0, 0, 200, 210], [NAN, NAN, 0.6, 0.9], [NAN, NAN, 0.8, 0.7],
         (OVERCONFIDENT, "Overconfident: ECE 7.6 %; for example, accuracy 80.0 % at a mean", "1.0"),
         (UNDER, "Underconfident: ECE 20.0 %; for example, accuracy 90.0 % at a mean", None),
         (BOTH, "Over- and underconfident: ECE 20.0 %;", None),
+        (MOSTLY, "Underconfident: ECE 10.6 %; for example, accuracy 65.0 % at a mean", None),
         (OVER, "Overconfident: ECE 9.7 %; for example, accuracy 90.0 % at a mean", "5.0"),
         (replace(OVER, ece_scaled=0.09), "Overconfident", None),
         (FEW, "No miscalibration detected: ECE 6.3 %, within sampling noise", None),

@@ -355,6 +355,9 @@ def test_lock_is_exclusive_and_released_after_a_kill(tmp_path):
     process.join()
     with lock_folder(tmp_path):
         pass
+    with lock_folder(tmp_path / "failed"):
+        assert (tmp_path / "failed").exists()
+    assert not (tmp_path / "failed").exists()
     (tmp_path / "file").write_text("")
     message = r"cannot write into .*choose another folder"
     with pytest.raises(DataError, match=message), lock_folder(tmp_path / "file" / "run"):

@@ -1,5 +1,7 @@
 """Linear probing, then fine-tuning: head initialization, and the probe as a lower bound."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,12 @@ def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert result.outcomes["test"].accuracy > 0.9
     assert dev.accuracy > 0.9
+
+
+def test_probe_is_kept_unless_fine_tuning_improves_it():
+    probe = ProbeHead(init={}, final={}, accuracy=0.9, loss=0.5)
+    for accuracy, loss, kept in ((0.9, 0.499999, True), (0.9, 0.49, False), (0.91, 0.6, False)):
+        assert probe.beats(SimpleNamespace(accuracy=accuracy, loss=loss)) is kept
 
 
 def test_run_above_the_probe_is_kept(colors, tmp_path, start, monkeypatch):

@@ -65,10 +65,16 @@ class Check(DataOptions):
                 print_json({"out": str(self.out)} | counts)
             else:
                 changed = f"{counts['fix']:,} labels fixed, {counts['drop']:,} images dropped"
+                if counts["missing"]:
+                    log(f"skipped: {counts['missing']:,} images of the review are no longer there")
                 print(f"done: {self.out} ({changed}); use the folder wherever DATA is expected")
             return
         if self.model is not None and not self.labels:
             raise ConfigError("--model is used by --labels; add --labels, or leave it out")
+        if self.labels and self.out is not None:
+            from vitrail.probing.label_errors import check_unreviewed
+
+            check_unreviewed(self.out / "labels.csv")
         labels = None
         with Progress() as progress:
             result = check_dataset(self.data, limit=self.limit, progress=progress)
@@ -153,11 +159,10 @@ def report(result: "DatasetReport") -> Iterator[str]:
     yield "Recommendations"
     for sentence in result.recommendations:
         yield from paragraph(f"- {sentence}", 2)
-    conflicts = [group for group in result.conflicts if not group.leak]
     problems = {
         "Leaks: in more than one split": map(group_text, result.leaks),
         "Unreadable": (f"{file.name}: {file.reason}" for file in result.unreadable),
-        "Duplicates with different labels": map(group_text, conflicts),
+        "Duplicates with different labels": map(group_text, result.conflicts),
         "Duplicates within a split": map(group_text, result.repeated),
         "Uniform color": (image.name for image in result.blank),
         "Much smaller than the others": (image.name for image in result.small),

@@ -51,7 +51,8 @@ from vitrail.data.storage import (
     read_file,
     request,
 )
-from vitrail.errors import DataError
+from vitrail.errors import DataError, similar_path
+from vitrail.formatting import comma_list
 
 MAX_VISITS = 100  # of a folder, via links: two links in each of 30 folders are 2**30 paths
 MAX_COLUMNS = 1000  # every row takes time for each of them, however short it is
@@ -114,6 +115,8 @@ def index_folder(root: Path, split: str | None = None) -> DatasetIndex | None:
     classes = tuple(sorted(class_names))
     skipped = sum((skipped_by_class[name] for name in classes), Counter())
     notes = skipped_notes(skipped, 0 if split_folders else outside) + case_collisions(classes)
+    if empty := sorted(skipped_by_class.keys() - class_names):
+        notes.append(f"folders without images: {comma_list(empty)}")
     for name in subfolders if split_folders else ():
         if name not in split_folders and any_image(root / name):
             notes.append(f"{name}/ is not a split and was skipped")
@@ -206,9 +209,9 @@ def open_single_class(
             names.append(os.fspath(path))
         else:
             reason = "not an image" if path.exists() else "not found"
-            raise DataError(
-                f"{name}={reference}: {reason}; expected an image or a folder of images"
-            )
+            hint = similar_path(str(path)) * (not path.exists())
+            hint = hint or "; expected an image or a folder of images"
+            raise DataError(f"{name}={reference}: {reason}{hint}")
     if not len(names):
         raise DataError(f"{name}={', '.join(map(str, paths))}: contains no images")
     labels, notes = np.zeros(len(names), np.int32), tuple(skipped_notes(skipped))

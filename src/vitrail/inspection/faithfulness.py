@@ -23,6 +23,7 @@ from vitrail.models.init import initialize
 from vitrail.models.vit import Model, build, eval_mode
 
 BASELINES = ("random", "center")  # maps that do not depend on the model
+STEPS = 20  # of pixels inserted or deleted
 BLUR = 10 / 224  # sigma as a fraction of a side: 10 pixels at 224, as in Fong & Vedaldi 2017
 HEAD_STD = 0.02  # of a randomized head: initialized heads are zero, which have no gradient
 
@@ -52,7 +53,7 @@ def insertion_deletion(
     maps: Tensor,
     classes: Tensor,
     *,
-    steps: int = 20,
+    steps: int = STEPS,
     progress: Callable[[int], None] | None = None,
 ) -> Curves:
     """Measure the mean probability of `classes` (B,) as pixels are inserted and deleted.

@@ -4,6 +4,8 @@ Shapes: L layers, H heads, N tokens of which h x w are patches, T merged tokens,
 patch, C channels.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -24,7 +26,7 @@ from vitrail.errors import ConfigError, DataError, renamed_attribute, unknown
 from vitrail.evaluation.dataset import open_evaluation_split
 from vitrail.evaluation.results import no_readable_images
 from vitrail.extras import install_hint
-from vitrail.formatting import comma_list
+from vitrail.formatting import comma_list, duration
 from vitrail.inspection.attention import (
     AttentionStats,
     attention_for_browser,
@@ -33,7 +35,13 @@ from vitrail.inspection.attention import (
     require_attention,
     token_offset,
 )
-from vitrail.inspection.faithfulness import BASELINES, Faithfulness, evaluate_faithfulness
+from vitrail.inspection.faithfulness import (
+    BASELINES,
+    STEPS,
+    Faithfulness,
+    evaluate_faithfulness,
+    predict_classes,
+)
 from vitrail.inspection.images import (
     Box,
     InputImage,
@@ -57,6 +65,7 @@ from vitrail.models.mixer import MlpMixer
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model, VisionTransformer, eval_mode, resolve_indices
 
+logger = logging.getLogger(__name__)
 DEFAULT_IMAGES = 6  # of the dataset, if none are given
 MAX_IMAGES = 24  # inspected one by one
 MAX_BROWSED = 4  # images with an attention browser
@@ -381,5 +390,12 @@ def score_maps(
         tensors = [image.tensor for image in load_samples(model, dataset, rows, skipped)]
     if not tensors:
         raise DataError("score needs images; pass some, or a dataset with --data")
-    methods = (*methods, *BASELINES)
-    return evaluate_faithfulness(model, torch.stack(tensors), methods=methods, progress=progress)
+    images, methods, started = torch.stack(tensors), (*methods, *BASELINES), time.monotonic()
+    classes = predict_classes(model, images)
+    passes = 2 * (STEPS + 1) * len(methods)  # of each image
+    logger.info(
+        f"scoring {len(methods)} methods on {len(images):,} images: {passes * len(images):,} "
+        f"forward passes, about {duration(passes * (time.monotonic() - started))}; fewer --methods "
+        "take less"
+    )
+    return evaluate_faithfulness(model, images, classes, methods, progress)

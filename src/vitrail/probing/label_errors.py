@@ -26,7 +26,7 @@ from vitrail.checkpoints.load import load
 from vitrail.data.datasets import ImageDataset, open_splits
 from vitrail.data.storage import atomic_path, read_error
 from vitrail.data.tar_shards import write_splits
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, similar_path
 from vitrail.evaluation.calibration import probabilities
 from vitrail.probing import ridge
 from vitrail.probing.features import features_of, pixels_of
@@ -152,32 +152,57 @@ def write_review(errors: list[dict[str, Any]], path: Path) -> None:
             writer.writerow(values[name] for name in COLUMNS)
 
 
-def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
-    """Write the dataset as .tar shards with the actions of a reviewed CSV; count the actions."""
-    datasets = open_splits(reference)
-    changes: dict[str, dict[int, int | None]] = {split: {} for split in datasets}
-    counts = Counter[str]()
+def read_review(review: Path) -> list[tuple[str, int, dict[str, str]]]:
+    """Return split, index and columns of each line."""
     try:
         with review.open(encoding="utf-8-sig", **CSV) as file:
             needed = [name for name in COLUMNS if name not in ("label", "margin")]
             table = [{name: row[name] for name in needed} for row in csv.DictReader(file)]
-        rows = [(row["split"], int(row["index"]), row) for row in table]
+        return [(row["split"], int(row["index"]), row) for row in table]
     except OSError as error:
-        raise read_error(review, error) from None
+        hint = similar_path(str(review)) * isinstance(error, FileNotFoundError)
+        raise DataError(f"{read_error(review, error)}{hint}") from None
     except (UnicodeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{review} is not a review of vitrail check --labels: {error!r}; expected the columns "
             f"{', '.join(COLUMNS)}"
         ) from None
+
+
+def check_unreviewed(review: Path) -> None:
+    if review.exists() and any((row["action"] or "").strip() for _, _, row in read_review(review)):
+        raise ConfigError(
+            f"{review} contains actions, which would be lost; use it with --apply, or pass another "
+            "--out"
+        )
+
+
+def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
+    """Write the dataset as .tar shards with the actions of a reviewed CSV; count the actions.
+
+    Images are found by name, since files may be deleted meanwhile; those not found count as
+    missing.
+    """
+    datasets = open_splits(reference)
+    changes: dict[str, dict[int, int | None]] = {split: {} for split in datasets}
+    counts = Counter[str]()
+    rows = read_review(review)
+    places: dict[str, dict[str, int]] = {row["name"]: {} for _, _, row in rows}
+    for split, dataset in datasets.items():
+        for index in range(len(dataset)):
+            if (name := dataset.name(index)) in places:
+                places[name][split] = index
     for line, (split, index, row) in enumerate(rows, 2):
         action = (row["action"] or "keep").strip().lower()
         where = f"{review}, line {line}"
         if action not in ACTIONS:
             raise DataError(f"{where}: unknown action {action!r}; expected keep, fix or drop")
-        if split not in datasets or not 0 <= index < len(datasets[split]):
-            raise DataError(f"{where}: {reference} has no image {index} in split {split!r}")
-        if datasets[split].name(index) != row["name"]:
-            raise DataError(f"{where}: image {index} is now {datasets[split].name(index)!r}")
+        found = places[row["name"]]
+        if not found:
+            counts["missing"] += 1
+            continue
+        split = split if split in found else next(iter(found))  # deletions change the splits
+        index = found[split]
         if action == "fix" and row["suggested"] not in datasets[split].classes:
             raise DataError(f"{where}: unknown class {row['suggested']!r} in column suggested")
         counts[action] += 1
@@ -185,6 +210,8 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
             changes[split][index] = datasets[split].classes.index(row["suggested"])
         elif action == "drop":
             changes[split][index] = None
+    if rows and counts["missing"] == len(rows):
+        raise DataError(f"{review}: none of its images is in {reference}; is it the same DATA?")
     if not counts["fix"] + counts["drop"]:
         raise DataError(f"{review}: no line has an action; write fix or drop into that column")
     if next(folder.glob("*.tar"), None):

@@ -36,7 +36,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.provenance import PROVENANCE_KEYS, DataProvenance
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.evaluation.evaluate import Progress
-from vitrail.formatting import comma_list
+from vitrail.formatting import comma_list, shell_command
 from vitrail.models.vit import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.fewshot import draw
@@ -230,6 +230,7 @@ def teach(
     from_file = using is not None and Path(using).suffix == ".safetensors"
     if not classes and not from_file:
         raise ConfigError("no classes given; name each with its images, such as thumb=folder")
+    sources = {name: open_single_class(places, name) for name, places in classes.items()}
     # A trained head, or a folder of another library, is never replaced unless asked for: nothing
     # could restore it.
     folder, has_own = Path(model if out is None else out), (Path(model) / MEMORY_FILE).is_file()
@@ -244,8 +245,13 @@ def teach(
     if distributed.is_distributed():
         raise ConfigError("teaching runs in one process; start it without torchrun")
     net = load(model, preprocessing=preprocessing).to(torch_device)
-    sources = {name: open_single_class(places, name) for name, places in classes.items()}
     memory, notes = recall(net, Path(model), using, only=only, progress=progress)
+    if get_metadata(net).conformal:
+        words = ("calibrate", folder, "DATA", "--out", folder)
+        notes.append(
+            "the guaranteed error rate of the calibrated model does not hold with other classes "
+            f"and is removed; renew it with images of all classes: {shell_command(*words)}"
+        )
     replaced = tuple(name for name in classes if name in memory.classes)
     notes += [f"{name}: {note}" for name, source in sources.items() for note in source.notes]
     features = {

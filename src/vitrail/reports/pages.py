@@ -32,6 +32,7 @@ from vitrail.data.decode import thumbnail, to_jpeg, to_png
 from vitrail.data.storage import atomic_path, write_atomic
 from vitrail.errors import ConfigError
 from vitrail.evaluation.compare import Comparison
+from vitrail.evaluation.dataset import OPTIMISTIC
 from vitrail.evaluation.metrics import Estimate, most_confused, wilson_interval
 from vitrail.evaluation.results import (
     MAX_MISTAKES,
@@ -257,6 +258,9 @@ def weakest_classes(result: EvaluationResult) -> list[ClassMetrics]:
 
 def summary(result: EvaluationResult) -> Iterator[str]:
     """The result in sentences of plain text, with commands between backticks."""
+    for note in result.notes:
+        if note.startswith("the model was trained on"):
+            yield f"{note.capitalize()}: {OPTIMISTIC}."
     what = "Top-1 class is among the labels" if result.multi_label else "Top-1 accuracy"
     estimate, n = result.estimates.get("accuracy"), f"n={result.samples:,}"
     if estimate is not None and math.isfinite(estimate.low + estimate.high):
@@ -293,7 +297,8 @@ def calibration_summary(calibration: Calibration) -> str:
     ece = percent(calibration.ece)
     # The 95th percentile for a perfectly calibrated model: the accuracy of a bin with n predictions
     # at confidence c has variance c(1-c)/n; the ECE is a weighted sum of half-normal deviations.
-    spread = np.sqrt(mean * (1 - mean) / counts) * counts / counts.sum()
+    deviations = np.sqrt(mean * (1 - mean) / counts)
+    spread = deviations * counts / counts.sum()
     noise_ece = math.sqrt(2 / math.pi) * spread.sum()
     noise_ece += 1.645 * math.sqrt((1 - 2 / math.pi) * (spread**2).sum())
     if not calibration.ece > max(CALIBRATED, noise_ece):
@@ -304,7 +309,8 @@ def calibration_summary(calibration: Calibration) -> str:
     overall = float((counts * gaps).sum() / counts.sum())
     sign = 1 if overall > 0 else -1
     kind = "Overconfident" if sign > 0 else "Underconfident"
-    if abs(overall) < calibration.ece / 2:
+    opposite = -sign * gaps > 2 * deviations  # beyond sampling noise
+    if abs(overall) < calibration.ece / 2 and opposite.any():
         kind = "Over- and underconfident"
     worst = int(np.argmax(counts * gaps * sign))
     accuracy = percent(float(calibration.accuracy[bins][worst]))
@@ -538,7 +544,7 @@ def dataset_page(
 
     duplicates = {
         "In more than one split": report.leaks,
-        "With more than one label": [g for g in report.conflicts if not g.leak],
+        "With more than one label": report.conflicts,
         "More than once in a split": report.repeated,
     }
     odd = {

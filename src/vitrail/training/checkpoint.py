@@ -296,7 +296,11 @@ def failing_together(failure: str) -> Iterator[None]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the run's folder; the system releases it if the process dies."""
+    """Hold an exclusive lock on the run's folder; the system releases it if the process dies.
+
+    A folder that it created is removed if nothing was written into it.
+    """
+    created = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -311,7 +315,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
             raise DataError(
                 f"another run is writing into {folder}; wait for it, or choose another --out"
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            if created and [*folder.glob("*")] == [folder / LOCK]:
+                shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(handle)
 

@@ -241,8 +241,9 @@ class ProbeHead:
     skipped: dict[str, str] = field(default_factory=dict)  # unreadable images; not saved
 
     def beats(self, tuned: EvaluationResult) -> bool:
-        """Return whether the probe is better on dev than the fine-tuned model; loss breaks ties."""
-        return (self.accuracy, -self.loss) > (self.accuracy_of(tuned), -tuned.loss)
+        """Return whether fine-tuning is no improvement on dev: in accuracy, at a tie in loss."""
+        losses = -round(self.loss, 4), -round(tuned.loss, 4)  # products round differently
+        return (self.accuracy, losses[0]) >= (self.accuracy_of(tuned), losses[1])
 
     def accuracy_of(self, tuned: EvaluationResult) -> float:
         return tuned.balanced_accuracy if self.balanced else tuned.accuracy
