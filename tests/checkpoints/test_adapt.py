@@ -32,15 +32,14 @@ def test_new_head_is_zero_and_features_are_kept(name):
         assert torch.equal(adapt(model, num_classes=0)[0](images), model.features(images))
 
 
-def test_new_head_is_neither_multi_label_nor_calibrated():
-    model, stated = random_model(VIT), {"multi_label": True, "conformal": {"method": "lac"}}
-    model.metadata = Metadata(preprocessing=preset("google", (8, 8)), **stated)
+def test_new_head_is_not_multi_label():
+    model = random_model(VIT)
+    model.metadata = Metadata(preprocessing=preset("google", (8, 8)), multi_label=True)
     headed = with_head(model, torch.zeros(2, 8), torch.zeros(2), ("a", "b"))
     for other in (headed, adapt(model, num_classes=5)[0], adapt(model, num_classes=0)[0]):
-        assert (other.metadata.multi_label, other.metadata.conformal) == (False, {})
+        assert not other.metadata.multi_label
     assert headed.metadata.class_names == ("a", "b")
-    larger = adapt(model, image_size=16)[0].metadata  # the same head
-    assert (larger.multi_label, larger.conformal) == (True, {"method": "lac"})
+    assert adapt(model, image_size=16)[0].metadata.multi_label  # the same head
 
 
 def test_new_head_drops_representation_unless_kept():

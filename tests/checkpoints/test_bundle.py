@@ -137,6 +137,10 @@ def test_config_json_may_be_edited_or_missing(tmp_path):
     ("change", "message"),
     [
         ({"vitrail": {"bundle": 99}}, "unsupported bundle version 99; supported: 1"),
+        (
+            {"vitrail": {"bundle": 2, "version": "0.9"}},
+            "model: unsupported .*; written by vitrail 0.9: upgrade vitrail",
+        ),
         ({"model": None}, "does not describe a model"),
         ({"model": {"family": "gpt"}}, "unknown model family 'gpt'"),
         ({"class_names": ["cat"]}, "expected 3 class names for the model, got 1"),
@@ -145,11 +149,12 @@ def test_config_json_may_be_edited_or_missing(tmp_path):
     ],
 )
 def test_invalid_bundle_raises(tmp_path, change, message):
-    save(random_model(VIT), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | change
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    folder = tmp_path / "model"
+    save(random_model(VIT), folder)
+    config = json.loads((folder / "config.json").read_text()) | change
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
-        load(tmp_path)
+        load(folder)
 
 
 def test_invalid_destination_raises(tmp_path):

@@ -243,5 +243,5 @@ def test_prepare_accepts_one_image_or_a_list(tmp_path):
     assert gray.prepare([PIXELS, PIXELS[:, :, 0]]).shape == (2, 1, 4, 4)
     with pytest.raises(DataError, match="image 2: empty file"):
         METADATA.prepare([PIXELS, b""])
-    with pytest.raises(DataError, match="File not found: nowhere"):
+    with pytest.raises(DataError, match="file not found: nowhere"):
         METADATA.prepare("nowhere.jpg")

@@ -98,6 +98,8 @@ def test_help_of_a_command(name, capsys, monkeypatch):
         (["train", "x", "--model.pool", "max"], "--model.pool max: expected one of cls, mean, map,"
          " cls+mean; see vitrail train --help"),
         (["evaluate"], "missing MODEL, DATA; see vitrail evaluate --help"),
+        (["convert", "a", "b"], "missing --to {bundle,google,google-older,timm,huggingface,"
+         "torchvision,bit_pytorch}; see vitrail convert --help"),
         (["check", "x", "y"], "unexpected argument 'y'; see vitrail check --help"),
         (["check", "x", "my photos"], "unexpected argument 'my photos'; see vitrail check --help"),
         (["finetune", "x", "y"], "unexpected argument 'y'; pass a pre-trained model with --from; "

@@ -62,6 +62,18 @@ def test_bad_options_are_one_line(bundle, capsys, words, said):
     assert error.count("\n") == 1
 
 
+def test_model_that_cannot_be_loaded_is_named(bundle, monkeypatch, capsys):
+    def fail(reference, **_):
+        if reference == "broken":
+            raise vitrail.CheckpointError("shape mismatch")
+        return predictor(reference)
+
+    predictor = predictors.Predictor
+    monkeypatch.setattr(predictors, "Predictor", fail)
+    assert main(["serve", str(bundle), "other=broken", "--port", "0"]) == 2
+    assert capsys.readouterr().err.endswith("vitrail: other: shape mismatch\n")
+
+
 def test_model_names_come_from_folders_or_arguments(tmp_path):
     (tmp_path / "odd=name").mkdir()
     words = (f"{tmp_path}/odd=name", "digits=runs/first/", "hf:google/vit-base", "x/model.onnx")
@@ -82,9 +94,13 @@ def test_options_reach_the_server_and_its_predictor(monkeypatch):
     settings = seen["settings"]
     assert (settings.token, settings.max_body) == ("from-the-environment", 2**19)
     assert (settings.queue, settings.allow_origin) == (80, ("https://x.example",))
-    Serve(models=("a",), token="", engine="onnx-int8", data="photos", max_drop=0.5).run()
-    assert (seen["settings"].token, seen["engine"]) == ("", "onnx-int8")
+    Serve(models=("a",), token="other", engine="onnx-int8", data="photos", max_drop=0.5).run()
+    assert (seen["settings"].token, seen["engine"]) == ("other", "onnx-int8")
     assert (seen["guard"].data, seen["guard"].max_drop) == ("photos", 0.5)
+    monkeypatch.setenv("VITRAIL_TOKEN", "")
+    for token in (None, ""):
+        with pytest.raises(vitrail.ConfigError, match="the token is empty"):
+            Serve(models=("a",), token=token).run()
 
 
 def test_loopback_addresses():

@@ -129,7 +129,7 @@ def test_missing_image_raises_when_read(tmp_path):
     (tmp_path / "cat" / "001.png").unlink()
     os.mkfifo(tmp_path / "cat" / "002.png")
     source[0]
-    with pytest.raises(DataError, match=r"File not found: .*cat/001\.png"):
+    with pytest.raises(DataError, match=r"file not found: .*cat/001\.png"):
         source[1]
     with pytest.raises(DataError, match="not a regular file"):  # and reading does not block
         open_dataset(tmp_path, "all")[1]
@@ -210,7 +210,7 @@ def test_missing_splits_are_held_out_from_train(tmp_path):
         (lambda p: make_folder(p, {"a": 1}) / "a" / "000.png", "is a single image"),
         (lambda p: "builtin:sign-digit", "did you mean 'sign-digits'?"),
         (lambda p: p / "*.tar", "no .tar file matches"),
-        (lambda p: p / "missing.tar", "File not found: "),
+        (lambda p: p / "missing.tar", "file not found: "),
         (lambda p: (p / "x.zip").write_bytes(b"") or p / "x.zip", "unpack it first"),
         (lambda p: (p / "x.doc").write_bytes(b"") or p / "x.doc", "not a supported dataset format"),
         (lambda p: "no-such://x/y.tar", "Protocol not known: no-such"),

@@ -129,7 +129,7 @@ def test_invalid_class_files_and_missing_files_are_rejected(tmp_path):
     path = write(tmp_path, "a.jsonl", json.dumps({"file": "gone.png", "label": 3}))
     source = open_dataset(path, "all")
     assert source.labels().tolist() == [0]
-    with pytest.raises(DataError, match="File not found: "):
+    with pytest.raises(DataError, match="file not found: "):
         source[0]
     os.mkfifo(tmp_path / "b.csv")
     with pytest.raises(DataError):  # and reading does not block

@@ -101,7 +101,7 @@ def test_pack_writes_whole_shards_and_overwrites_none(tmp_path, capsys):
     with pytest.raises(ConfigError, match="max_bytes=0"):
         list(pack(str(folder), tmp_path / "b", max_bytes=0))
     (folder / "train" / "cat" / "003.png").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="File not found: "):
+    with pytest.raises(DataError, match="file not found: "):
         list(pack(str(folder), tmp_path / "c"))
     assert list((tmp_path / "c").iterdir()) == []
 
@@ -125,12 +125,12 @@ def test_failed_pack_removes_what_it_wrote(tmp_path):
     folder, shards = make_folder(tmp_path / "set", {"train/cat": 3, "val/cat": 3}), tmp_path / "a"
     broken = folder / "val" / "cat" / "003.png"
     broken.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="File not found: "):
+    with pytest.raises(DataError, match="file not found: "):
         list(pack(str(folder), shards))
     assert list(shards.iterdir()) == []
     list(pack(str(folder), shards, split="train"))
     before = {path: path.read_bytes() for path in shards.iterdir()}
-    with pytest.raises(DataError, match="File not found: "):
+    with pytest.raises(DataError, match="file not found: "):
         list(pack(str(folder), shards, split="val", max_bytes=1))
     assert before == {path: path.read_bytes() for path in shards.iterdir()}
     broken.unlink()

@@ -195,3 +195,11 @@ def test_number_of_threads_is_torchs_by_default(content):
         options = open_session(content, threads).get_session_options()
         assert options.intra_op_num_threads == expected
         assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_file_without_permission_is_named(content, tmp_path, monkeypatch):
+    path = tmp_path / "private.onnx"
+    path.write_bytes(content)
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read all files
+    with pytest.raises(CheckpointError, match=f"permission denied: {path}"):
+        open_session(path)

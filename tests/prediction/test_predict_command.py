@@ -54,6 +54,7 @@ def test_json_and_csv_have_the_top_classes_of_each_image(predict, bundle, folder
     predictions = vitrail.Predictor(bundle)(sorted(folder.iterdir()))
     assert [row["picture"] for row in rows] == [each.name for each in predictions]
     assert [row["labels"] for row in rows] == [[each.label] for each in predictions]
+    assert [row["label"] for row in rows] == [each.label for each in predictions]
     for row, prediction in zip(rows, predictions, strict=True):
         for guess, expected in zip(row["guesses"], prediction.guesses, strict=True):
             assert guess["label"] == expected.label
@@ -67,17 +68,30 @@ def test_json_and_csv_have_the_top_classes_of_each_image(predict, bundle, folder
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--csv"]])
-def test_unreadable_images_are_reported_and_the_status_is_1(predict, folder, tmp_path, options):
+def test_unreadable_images_are_reported_and_the_status_is_1(
+    predict, folder, tmp_path, options, monkeypatch
+):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"not an image")
-    odd = ("~backup.png", "x" * 300 + ".png")
-    status, out, err = predict(bad, bad, folder, tmp_path / "gone.png", *odd, *options)
+    listed = f"{tmp_path}/gone.png\n~backup.png\n{'x' * 300}.png".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(listed))))
+    status, out, err = predict(bad, bad, folder, "-", *options)
     assert status == 1
     report = err if options else out
     assert "5 of 12 images are unreadable" in report  # a file named twice counts twice
     assert "bad.jpg" in report
     assert "gone.png" in report
     assert str(folder / "4.png")[-20:] in out
+
+
+def test_other_files_of_a_folder_are_counted(predict, folder, tmp_path):
+    (tmp_path / "a.png").write_bytes((folder / "0.png").read_bytes())
+    for name in ("p.heic", "notes.txt", "q.heic", ".hidden.txt"):
+        (tmp_path / name).touch()
+    status, out, err = predict(tmp_path, "--json", "--threshold", "1")
+    assert status == 0
+    assert json.loads(out)["label"] is None  # the model abstains
+    assert err == "note: 3 files skipped (2 .heic, 1 .txt): not images that vitrail reads\n"
 
 
 def test_features_are_written(predict, bundle, folder, tmp_path):
@@ -87,9 +101,10 @@ def test_features_are_written(predict, bundle, folder, tmp_path):
         names, vectors = found["names"].tolist(), found["features"]
     assert names == [str(path) for path in sorted(folder.iterdir())]
     assert np.allclose(vectors, vitrail.Predictor(bundle).features(sorted(folder.iterdir())))
-    status, out, _ = predict(tmp_path / "gone.png", "--features", tmp_path / "none.npz")
+    (tmp_path / "bad.png").write_bytes(b"not an image")
+    status, out, _ = predict(tmp_path / "bad.png", "--features", tmp_path / "none.npz")
     assert status == 1
-    assert "1 of 1 images are unreadable" in out
+    assert "1 of 1 image is unreadable" in out
     assert not (tmp_path / "none.npz").exists()
 
 
@@ -118,11 +133,15 @@ def test_checkpoint_without_preprocessing_warns_on_standard_error(folder, tmp_pa
         (["x", "--max-drop", "2"], "max_drop=2"),
         (["*.nothing"], "no file matches this pattern"),
         (["x", "--merge", "1", "--engine", "onnx"], "merge=1 needs engine=torch"),
+        (["x", "1.pngg", "--csv"], "file not found: 1.pngg; did you mean '1.png'?"),
     ],
 )
-def test_invalid_options_are_one_line_errors_with_status_2(predict, options, reason):
-    status, _, err = predict(*options)
-    assert status == 2
+def test_invalid_options_are_one_line_errors_with_status_2(
+    predict, folder, options, reason, monkeypatch
+):
+    monkeypatch.chdir(folder)
+    status, out, err = predict(*("0.png" if word == "x" else word for word in options))
+    assert (status, out) == (2, "")
     assert reason in err
     assert len(err.splitlines()) == 1
 

@@ -86,7 +86,7 @@ def test_unreadable_image_raises_outside_stream_only(predictor, folder):
     errors = [bool(prediction.error) for prediction in predictions]
     assert errors == [True, False, True, False, True]
     assert predictions[0].name == "image 1"
-    assert "File not found" in predictions[2].error
+    assert "file not found" in predictions[2].error
     assert predictions[3].guesses == predictor(folder / "1.png").guesses
     assert not any(prediction.label for prediction in predictions if prediction.error)
     for ask in (predictor, predictor.features):
@@ -117,7 +117,7 @@ def test_stream_prefetches_at_most_two_batches(predictor, folder):
         (np.zeros((0, 4, 3), np.uint8), "is not an image"),
         (torch.zeros(4, 4, dtype=torch.uint8), "is not an image"),
         (7, "int is not an image"),
-        ("nowhere.jpg", "File not found: nowhere.jpg"),
+        ("nowhere.jpg", "file not found: nowhere.jpg"),
     ],
 )
 def test_invalid_image_is_a_one_line_error(predictor, images, reason):

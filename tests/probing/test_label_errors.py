@@ -116,7 +116,7 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
         review.write_text(text)
         with pytest.raises(DataError, match=message):
             apply_review(str(wrong), review, tmp_path / "fixed")
-    with pytest.raises(DataError, match=r"File not found: .*; did you mean .*labels\.csv'"):
+    with pytest.raises(DataError, match=r"file not found: .*; did you mean .*labels\.csv'"):
         apply_review(str(wrong), tmp_path / "label.csv", tmp_path / "fixed")
     images = len(vitrail.open_dataset(wrong, "test"))
     rows = "".join(f"test/{i},test,{i},red,red,-1,drop\n" for i in range(images))

@@ -168,7 +168,7 @@ def test_invalid_request_is_a_one_line_error(client, path, status, text):
     rejected = post(client, path)
     assert text in error(rejected, status)
     if status == 405:
-        assert rejected.headers["allow"] == "GET"
+        assert set(rejected.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def test_media_types_and_limits_of_body_images_and_pixels(client):
@@ -370,6 +370,7 @@ def test_rejected_requests_are_logged_with_route_level_and_reason(capsys):
         post(client)  # rejected before it is routed
         post(client, data=b"text", headers={"authorization": "Bearer secret"})
         client.get("/health")
+        client.get("/ready")
         state.draining = True
         post(client)
         client.get("/no/such/path")
@@ -380,6 +381,7 @@ def test_rejected_requests_are_logged_with_route_level_and_reason(capsys):
         ("/predict", 401, "warning", "token"),
         ("/predict", 422, "warning", "unreadable"),
         ("/health", 200, "info", ""),
+        ("/ready", 503, "info", "warming"),
         ("/predict", 503, "error", "stopping"),
         ("other", 503, "error", "stopping"),
     ]
@@ -397,8 +399,10 @@ def test_ready_after_warm_up_and_until_shutdown():
         with TestClient(app) as client:
             wait_for(lambda: client.get("/ready").status_code == 200)
             assert cold.registry.get(None).batch_size in (1, 2, 4, 8, 16, 32)
+            assert client.head("/ready").status_code == client.head("/health").status_code == 200
             cold.draining = True
             assert "shutting down" in error(client.get("/ready"), 503)
+            assert "rejected_total{" not in client.get("/metrics").text
             rejected = post(client)
             assert "shutting down" in error(rejected, 503)
             assert rejected.headers["connection"] == "close"

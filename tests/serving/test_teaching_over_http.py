@@ -59,6 +59,7 @@ def test_taught_class_is_predicted_at_once(taught):
     assert [predicted(client, color) for color in CLASSES] == list(CLASSES)
     assert before.predictor.classes == CLASSES  # requests keep the version they started with
     assert state.registry.get(None) is not before
+    assert client.get("/metrics").text.count("vitrail_model_info{") == 1
 
 
 def test_teaching_again_replaces_the_class_and_reports_unreadable_images(taught):

@@ -77,6 +77,7 @@ def test_keywords_are_validated_like_recipes(configs):
         ({"ema": 0.99}, "unknown setting 'ema'; did you mean 'average'?"),
         ({"model": {"num_heads": 3}}, "'model.num_heads'; did you mean 'model.heads'?"),
         ({"optim": "adamw"}, "optim='adamw' must be a dict, such as {'kind': …}"),
+        ({"optim": Path()}, "optim=PosixPath must be a dict, such as {'kind': …}"),
         ({"batch_size": "64"}, "batch_size='64' must be a whole number"),
         ({"loss": {"kind": "hinge"}}, "loss.kind='hinge' must be one of softmax, sigmoid"),
         ({"seed": None}, "seed=None must be a whole number"),

@@ -123,10 +123,13 @@ def read_bundle(checkpoint: Checkpoint, header: dict[str, Any]) -> Model:
             settings = written  # config.json is missing, or older after a crash while saving
     elif "weights" in settings:
         written = {key: value for key, value in settings.items() if key in KEYS}
-    version = settings.get("vitrail", {})
-    version = version.get("bundle") if isinstance(version, dict) else None
-    if version != VERSION:
-        raise CheckpointError(f"unsupported bundle version {version!r}; supported: {VERSION}")
+    writer = settings.get("vitrail")
+    writer = writer if isinstance(writer, dict) else {}
+    if (version := writer.get("bundle")) != VERSION:
+        text = f"unsupported bundle version {version!r}; supported: {VERSION}"
+        if "version" in writer:
+            text += f"; written by vitrail {writer['version']}: upgrade vitrail"
+        raise CheckpointError(text)
     if not isinstance(settings.get("model"), dict):
         raise CheckpointError("corrupt bundle: config.json does not describe a model")
     try:

@@ -91,8 +91,8 @@ WRAPPERS = ("module.", "_orig_mod.")  # prefixes of data parallelism and torch.c
 OUR_METADATA = "vitrail-model"  # header key with our config in foreign formats written by vitrail
 WITH_CONFIG = ("model.safetensors", "pytorch_model.bin")  # file names that config.json belongs to
 HEADS = ("head", "distillation_head")
-# Metadata of a model with another head.
-WITHOUT_HEAD: dict[str, Any] = {"class_names": (), "multi_label": False, "conformal": {}}
+# Metadata of a model with another head; thresholds of the old one are ignored with a warning.
+WITHOUT_HEAD: dict[str, Any] = {"class_names": (), "multi_label": False}
 ADAPTER = "vitrail-adapter"  # header key of a LoRA adapter
 MAX_GROWTH = 4  # of the number of weights by an adapter, whose header is untrusted
 TASK = ("image_size", "channels", "patch_size", "num_classes", "representation", "numerics")
@@ -231,7 +231,10 @@ def open_reference(
         checkpoint.settings["heads"] = heads
     is_bundle = "vitrail" in checkpoint.settings or bundle.HEADER in checkpoint.settings
     if is_bundle and format in (None, "bundle"):
-        return bundle.read_bundle(checkpoint, header), "bundle", [], None
+        try:
+            return bundle.read_bundle(checkpoint, header), "bundle", [], None
+        except CheckpointError as error:
+            raise CheckpointError(f"{reference}: {error}") from None
     if format == "bundle":
         raise CheckpointError(f"{reference} is not a bundle: it has no config.json of vitrail")
     model, format, normalized = read_foreign(checkpoint, format)

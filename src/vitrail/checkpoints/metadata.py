@@ -81,8 +81,9 @@ class Metadata:
     def local_data(self) -> str:
         """The training data if it is on this machine. A model may name any URL: none is opened."""
         data = self.provenance.get("data")
-        is_local = isinstance(data, str) and "://" not in data and not data.startswith("hf:")
-        return data if is_local else ""
+        if not isinstance(data, str) or "://" in data or data.startswith("hf:"):
+            return ""
+        return data
 
     def with_preprocessing(self, preprocessing: Preprocessing) -> "Metadata":
         """Return a copy with preprocessing that is stated, not assumed."""

@@ -164,7 +164,8 @@ def one_line(box: str, argv: Sequence[str] = (), *, settings: bool = False) -> s
     section = re.split(r"[─-]{8}", inner)[0]
     message = " ".join(section.split())
     if message.startswith("Missing from"):
-        return "missing " + ", ".join(re.findall(r"^ +(--[\w.-]+|[A-Z][A-Z=|]+)", section, re.M))
+        names = r"^ +(--[\w.-]+(?: {[^}]+})?|[A-Z][A-Z=|]+)"  # an option with its choices
+        return "missing " + ", ".join(re.findall(names, re.sub(r",\s+", ",", section), re.M))
     if wrong := re.match(r"Unrecognized options: ([^, ]+)", message):
         if not wrong[1].startswith("-"):
             rest = message[wrong.start(1) :]

@@ -1,11 +1,13 @@
 """`vitrail predict`: classify images. `vitrail serve`: the same over HTTP, with a web page."""
 
 import csv
+import glob
 import json
 import os
 import sys
 import time
 from array import array
+from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ from vitrail.cli.options import (
     RunnableModel,
     default_model,
 )
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, similar_path
 from vitrail.export import MAX_DROP
 from vitrail.formatting import truncate
 from vitrail.serving.config import ServerConfig, parse_models
@@ -77,7 +79,11 @@ class Predict(EngineOptions):
         predictor = self.open_predictor(
             self.model, data=self.data, max_drop=self.max_drop, log=log_stderr
         )
-        images: Iterable[Any] = find_images(self.paths, standard_input)
+        for path in map(os.path.expanduser, self.paths):
+            if path != "-" and not (os.path.exists(path) or glob.has_magic(path)):
+                raise DataError(f"file not found: {path}{similar_path(path)}")
+        skipped = Counts[str]()  # files of folders, by extension
+        images: Iterable[Any] = find_images(self.paths, standard_input, skipped)
         total = None  # unknown for standard input
         if "-" not in self.paths:
             images = list(images)
@@ -110,6 +116,10 @@ class Predict(EngineOptions):
         sys.stdout.flush()
         for line in counter.summary(predictor.engine.name):
             print(line, file=sys.stderr if self.csv or self.json else sys.stdout)
+        if skipped:
+            counts = ", ".join(f"{count:,} {name}" for name, count in skipped.most_common(5))
+            text = f"{skipped.total():,} file{'s' * (skipped.total() != 1)} skipped ({counts})"
+            log_stderr(f"note: {text}: not images that vitrail reads")
         if predictor.conformal and (drift := predictor.conformal.drift(counter.confidences)):
             print(f"warning: {drift}", file=sys.stderr)
         return UNMET if counter.errors else 0
@@ -172,7 +182,8 @@ class Counter:
     def summary(self, engine: str) -> Iterator[str]:
         seconds = time.monotonic() - self.begun
         if self.errors:
-            yield f"{self.errors:,} of {self.images:,} images are unreadable:"
+            noun, verb = "image" + "s" * (self.images != 1), "is" if self.errors == 1 else "are"
+            yield f"{self.errors:,} of {self.images:,} {noun} {verb} unreadable:"
             for message in self.messages:
                 yield printable(f"  {message}")  # not wrapped, so that paths can be copied
             if self.errors > len(self.messages):
@@ -201,7 +212,8 @@ def csv_rows(predictions: Iterable["Prediction"], top: int, *, sets: bool) -> It
 
 def json_line(prediction: "Prediction") -> str:
     guesses = [{"label": label, "probability": p} for label, p in prediction.guesses]
-    values = {"picture": prediction.name, "labels": list(prediction.labels), "guesses": guesses}
+    values: dict[str, Any] = {"picture": prediction.name, "label": prediction.label or None}
+    values |= {"labels": list(prediction.labels), "guesses": guesses}
     if prediction.prediction_set:
         values["prediction_set"] = list(prediction.prediction_set)
     return json.dumps(values | {"error": prediction.error or None})
@@ -261,6 +273,8 @@ class Serve(ServerConfig, EngineOptions):
                 "a model without --allow-teach"
             )
         token = os.environ.get(TOKEN) if self.token is None else self.token
+        if token == "":
+            raise ConfigError(f"the token is empty; set {TOKEN} or --token, or unset both")
         config = replace(self, token=token, log="off" if VERBOSITY.quiet else self.log)
         if not config.models:
             if not (config.allow_teach or config.is_loopback or token):

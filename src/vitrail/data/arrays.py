@@ -499,8 +499,7 @@ def read_cifar(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
                 rows = np.frombuffer(values, np.uint8).reshape(shape, order="F" if order else "C")
             case _:
                 raise ValueError("it has no two-dimensional uint8 array of pixels")
-        is_valid = isinstance(labels, list) and {*map(type, labels)} <= {int}
-        if not is_valid or len(labels) != len(rows):
+        if not isinstance(labels, list) or {*map(type, labels)} - {int} or len(labels) != len(rows):
             raise ValueError("it does not have one label per image")
         labels = np.array(labels, np.int64)
     return rows.reshape(len(rows), 3, 32, 32).transpose(0, 2, 3, 1), labels
@@ -644,19 +643,20 @@ def index_hf(reference: str) -> DatasetIndex:
 def check_table(path: Path) -> None:
     """Reject a pipe, rows that the file's size cannot account for, and offsets outside of their
     buffers, which pyarrow follows."""
-    from pyarrow import ArrowInvalid, ipc, memory_map, parquet
+    names = "pyarrow", "pyarrow.ipc", "pyarrow.parquet"
+    arrow = require(*names, extra="data", feature=str(path))
 
     if not path.is_file():
         raise DataError(f"{path} is not a regular file")
     if path.suffix.lower() == ".parquet":
-        rows = parquet.read_metadata(path).num_rows
+        rows = arrow.parquet.read_metadata(path).num_rows
     else:
         rows = 0
-        with memory_map(str(path)) as source:
+        with arrow.memory_map(str(path)) as source:
             try:
-                batches: Iterable[Any] = ipc.open_stream(source)
-            except ArrowInvalid:
-                file = ipc.open_file(source)
+                batches: Iterable[Any] = arrow.ipc.open_stream(source)
+            except arrow.ArrowInvalid:
+                file = arrow.ipc.open_file(source)
                 batches = map(file.get_batch, range(file.num_record_batches))
             for batch in batches:
                 batch.validate(full=True)

@@ -12,6 +12,7 @@ from vitrail.errors import DataError
 
 MAX_REPETITION = 20  # objects in tuples, keys and arguments for each byte of the file
 MIN_OBJECTS = 2**20  # that are always allowed
+DISPATCH: Any = pickle._Unpickler.dispatch
 TUPLES = {op[0] for op in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)}
 CONTAINERS = {op[0] for op in (pickle.SETITEM, pickle.SETITEMS, pickle.DICT)}
 CONTAINERS |= {pickle.FROZENSET[0], pickle.ADDITEMS[0]}
@@ -74,13 +75,13 @@ class Unpickler(pickle._Unpickler):  # the Python version: the C one trusts size
     def load_counted(self, opcode: int) -> None:
         if opcode in CONTAINERS:
             self.count(self.stack[-2:] if opcode == pickle.SETITEM[0] else self.stack)
-        pickle._Unpickler.dispatch[opcode](self)
+        DISPATCH[opcode](self)
         if opcode in TUPLES:
             value = self.stack[-1]
             self.tuples[id(value)] = value, self.count(value)
 
     dispatch: Any = (
-        pickle._Unpickler.dispatch
+        DISPATCH
         | {pickle.BUILD[0]: load_build}
         | {op: lambda self, op=op: self.load_counted(op) for op in TUPLES | CONTAINERS}
     )

@@ -162,7 +162,7 @@ def read_error(path: object, error: Exception) -> DataError:
     """Describe in one line why a file cannot be read."""
     match error:
         case FileNotFoundError():
-            return DataError(f"File not found: {path}")
+            return DataError(f"file not found: {path}")
         case IsADirectoryError():
             return DataError(f"{path} is a folder, expected a file")
         case PermissionError():

@@ -103,6 +103,8 @@ def open_session(file: File, threads: int | None = None) -> Any:
     content = file if isinstance(file, bytes) else os.fspath(file)
     if isinstance(content, str) and not Path(content).is_file():
         raise CheckpointError(f"file not found: {content}")
+    if isinstance(content, str) and not os.access(content, os.R_OK):
+        raise CheckpointError(f"permission denied: {content}")
     try:
         return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a class for each kind of error

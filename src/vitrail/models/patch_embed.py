@@ -85,6 +85,8 @@ def check_images(images: Tensor, channels: int, stride: tuple[int, int] = (1, 1)
         raise DataError(
             f"a batch of shape {tuple(images.shape)} does not fit a model of {channels} channels; "
             f"expected (images, {channels}, height, width)"
+            + "; add a batch dimension: image[None]"
+            * (images.ndim == 3)
         )
     if not images.is_floating_point():
         raise DataError(f"a batch of {images.dtype} is not normalized; the model takes floats")

@@ -355,13 +355,16 @@ class Predictor:
 
 
 def find_images(
-    locations: Iterable[str], standard_input: Callable[[], BufferedReader]
+    locations: Iterable[str],
+    standard_input: Callable[[], BufferedReader],
+    skipped: Counter[str] | None = None,
 ) -> Iterator[ImageInput]:
     """Yield the images of files, folders, glob patterns and standard input (`-`), in order.
 
     A named file is yielded whether it exists or not: reading it reports the error. Standard input
-    is one encoded image, or a list of paths.
+    is one encoded image, or a list of paths. Other files in folders are counted in `skipped`.
     """
+    skipped = Counter() if skipped is None else skipped
     for location in locations:
         path = os.path.expanduser(location)  # Path.expanduser raises on `~backup.png`
         if location == "-":
@@ -389,7 +392,7 @@ def find_images(
                 yield match
                 continue
             empty = True
-            for name in folders.walk_images(match, "", Counter()):
+            for name in folders.walk_images(match, "", skipped):
                 empty = False
                 yield match / name
             if empty:

@@ -98,8 +98,10 @@ class AppState:
         self.warm = self.warm_up_failed = self.draining = False
         self.unrecoverable = False  # so many threads are stuck that only a restart helps
 
-    def add_model(self, name: str, predictor: Predictor, memory: ProbeMemory | None = None) -> None:
-        model = ServedModel(name, predictor, self.pool, self.metrics, memory=memory)
+    def add_model(
+        self, name: str, predictor: Predictor, memory: ProbeMemory | None = None, digest: str = ""
+    ) -> None:
+        model = ServedModel(name, predictor, self.pool, self.metrics, memory=memory, digest=digest)
         self.registry.models[name] = model
 
     async def warm_up(self) -> None:
@@ -275,7 +277,7 @@ class RequestMiddleware:
             seconds = time.perf_counter() - record.start
             state.metrics.requests.labels(record.route, str(record.status)).inc()
             state.metrics.request_seconds.labels(record.route).observe(seconds)
-            if record.reason:
+            if record.reason and record.route != "/ready":
                 state.metrics.rejected.labels(record.reason).inc()
             log_request(record, seconds, state.config.log)
 

@@ -41,6 +41,8 @@ class Metrics:
         histogram = partial(Histogram, registry=self.registry)
         self.requests = counter("vitrail_requests_total", "Requests.", ("route", "status"))
         self.rejected = counter("vitrail_rejected_total", "Requests rejected.", ("reason",))
+        labels = ("model", "version", "digest")
+        self.models = Gauge("vitrail_model_info", "Always 1.", labels, registry=self.registry)
         self.images = counter("vitrail_pictures_total", "Images processed.", ("model",))
         text = "Images that could not be decoded."
         self.unreadable = counter("vitrail_unreadable_total", text, ("model",))
@@ -69,7 +71,8 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
     if format == "off":
         return
     if format == "json":
-        level = "error" if record.status >= 500 else "warning" if record.status >= 400 else "info"
+        status = 200 if record.route == "/ready" else record.status  # 503 is its normal answer
+        level = "error" if status >= 500 else "warning" if status >= 400 else "info"
         line = json.dumps(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

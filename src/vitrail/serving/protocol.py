@@ -73,6 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.stop_head_timer()
+        assert self.parser is not None
         upgrade = self.parser.should_upgrade()
         if upgrade and not BODY_HEADERS.isdisjoint(name for name, _ in self.headers):
             self.reject(400, "the header Upgrade is not supported")

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail import __version__
 from vitrail.checkpoints.bundle import CARD, CONFIG, WEIGHTS, contains_model, is_generated_card
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.checkpoints.save import save
@@ -94,8 +95,10 @@ class ServedModel:
         *,
         batch_size: int = DEFAULT_BATCH_SIZE,
         memory: ProbeMemory | None = None,
+        digest: str = "",
     ) -> None:
-        self.name, self.predictor, self.memory = name, predictor, memory
+        self.name, self.predictor, self.memory, self.digest = name, predictor, memory, digest
+        metrics.models.labels(name, __version__, digest).set(1)
         self.pool, self.metrics, self.batch_size = pool, metrics, batch_size
         for counter in (metrics.images, metrics.unreadable):
             counter.labels(name)  # from zero
@@ -117,6 +120,7 @@ class ServedModel:
         vit = model if isinstance(model, VisionTransformer) else None
         return schemas.ModelInfo(
             name=self.name,
+            digest=self.digest,
             architecture="onnx" if model is None else name_of(model.config),
             classes=list(self.predictor.classes),
             image_size=list(self.predictor.metadata.preprocessing.size),
@@ -347,6 +351,7 @@ def teach(
             assert predictor.model is not None
             save_taught(predictor.model, memory, folder)
         shared, size = (served.pool, served.metrics), served.batch_size
+        served.metrics.models.remove(name, __version__, served.digest)
         taught_model = ServedModel(name, predictor, *shared, batch_size=size, memory=memory)
         registry.models[name] = taught_model
     return schemas.TeachResponse(

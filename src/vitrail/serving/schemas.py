@@ -134,6 +134,8 @@ class ConformalInfo(BaseModel):
 
 class ModelInfo(BaseModel):
     name: str
+    version: str = __version__  # of vitrail
+    digest: str  # `weights` of the bundle's config.json; empty for other files and taught models
     architecture: str
     classes: list[str]
     image_size: list[int]
@@ -217,7 +219,7 @@ class ApiRoute(Route):
         errors: Iterable[int] = PROTECTED_ERRORS,
     ) -> None:
         super().__init__(path, self.call, methods=[method])
-        self.method, self.methods = method, {method}  # without HEAD
+        self.method = method
         self.handler, self.summary, self.response = handler, summary, response
         self.query, self.body, self.errors = query, body, errors
 

@@ -2,13 +2,17 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import ConfigError
+from vitrail.checkpoints.bundle import CONFIG
+from vitrail.checkpoints.files import read_json
+from vitrail.errors import ConfigError, VitrailError
 from vitrail.extras import require
 from vitrail.prediction.predictor import Predictor
 from vitrail.serving.config import ServerConfig
@@ -61,7 +65,10 @@ def serve(
             host = "127.0.0.1" if host == "0.0.0.0" else host
             log(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             sys.setswitchinterval(SWITCH_INTERVAL)
-            make_server(make_app(state), state).run([listener])
+            server = make_server(make_app(state), state)
+            if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+                signal.signal(signal.SIGHUP, server.handle_exit)  # not with nohup
+            server.run([listener])
         finally:
             state.close()
     if state.unrecoverable or state.pool.busy or state.batcher.abandoned:
@@ -107,7 +114,10 @@ def load_model(
     from vitrail.serving.registry import examples_from, find_examples, folder_for, load_memory
 
     config = state.config
-    loaded, memory = predictor(reference), None
+    try:
+        loaded, memory = predictor(reference), None
+    except VitrailError as error:
+        raise type(error)(str(error) if reference in str(error) else f"{name}: {error}") from None
     if loaded.channels not in (1, 3):
         raise ConfigError(
             f"{reference} takes images of {loaded.channels} channels, and the server decodes gray "
@@ -120,7 +130,9 @@ def load_model(
             log(f"{name}: {note}")
     if data := examples_from(config, reference):
         state.examples[name] = find_examples(loaded.metadata, data)
-    state.add_model(name, loaded, memory)
+    config_file = Path(reference) / CONFIG
+    digest = str(read_json(config_file).get("weights", "")) if config_file.is_file() else ""
+    state.add_model(name, loaded, memory, digest)
     classes = len(loaded.classes)
     hint = ""
     if not classes:

@@ -201,7 +201,7 @@ class AutoConfig:
         changed = {key: value for key, value in defaults.items() if getattr(model, key) is None}
         model = replace(model, name=name, **changed)  # pyright: ignore[reportArgumentType]
         blocks = (
-            f", {shape['depth']} blocks of width {shape['width']}" if "depth" in changed else ""
+            f" with {shape['depth']} blocks of width {shape['width']}" if "depth" in changed else ""
         )
         self.explain(f"{name}{blocks}, {model.image_size} pixels", why)
         if "init" in changed:

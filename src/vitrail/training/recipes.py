@@ -147,7 +147,8 @@ def override(settings: Any, changes: Mapping[str, Any], table: str = "") -> Any:
             values[key] = override(settings.model, {"name": value}, name)
         else:
             field = fields(TABLES[name])[0].name
-            raise ConfigError(f"{name}={value!r} must be a dict, such as {{{field!r}: …}}")
+            given = repr(value) if isinstance(value, str | int | float) else type(value).__name__
+            raise ConfigError(f"{name}={given} must be a dict, such as {{{field!r}: …}}")
     return replace(settings, **values)
 
 

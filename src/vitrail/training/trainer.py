@@ -529,12 +529,13 @@ class Trainer:
             where = checkpoint.first_nonfinite(self.state.objective, images, targets)
             found += distributed.all_gather_object(where)
         where = next((one for one in found if one != checkpoint.GRADIENTS), found[0])
-        names = [self.splits.train.name(index) for index in error.indices]
-        return (
-            f"training diverged at step {step:,} ({error}); first non-finite value: {where}; "
-            f"batch: {comma_list(names)}; the last good state is saved in {self.folder}:"
-            " resume with a smaller --optim.learning-rate, or use --retries 3"
-        )
+        names = comma_list([self.splits.train.name(index) for index in error.indices])
+        remedy = "check these images and the initialization of your own modules"
+        if step:  # the weights were updated
+            remedy = f"the last good state is saved in {self.folder}: resume with a smaller"
+            remedy += " --optim.learning-rate, or use --retries 3"
+        what = f"training diverged at step {step:,} ({error}); first non-finite value: {where}"
+        return f"{what}; batch: {names}; {remedy}"
 
     def finish(self) -> dict[str, EvaluationResult]:
         """Evaluate, write the bundle and the report, and remove the state."""
