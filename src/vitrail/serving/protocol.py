@@ -169,6 +169,11 @@ class DrainingServer(Server):
         super().__init__(config)
         self.state = state
 
+    def run(self, sockets: Any = None) -> None:
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not with nohup
+            signal.signal(signal.SIGHUP, self.handle_exit)
+        super().run(sockets)
+
     async def on_tick(self, counter: int) -> bool:
         """Run the watchdog ten times per second; True stops the server."""
         if self.state.check_threads():

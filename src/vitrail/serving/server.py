@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -66,8 +65,6 @@ def serve(
             log(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             sys.setswitchinterval(SWITCH_INTERVAL)
             server = make_server(make_app(state), state)
-            if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-                signal.signal(signal.SIGHUP, server.handle_exit)  # not with nohup
             server.run([listener])
         finally:
             state.close()
