@@ -71,7 +71,11 @@ def test_idle_server_stops_at_once_and_public_server_warns(bundle):
 
 
 def test_sighup_drains(bundle):
-    with serving(str(bundle)) as server:
-        server.process.send_signal(signal.SIGHUP)
-        assert server.process.wait(timeout=60) == 0
-        assert "shutting down; " in server.output.read_text()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # children of nohup inherit SIG_IGN
+    try:
+        with serving(str(bundle)) as server:
+            server.process.send_signal(signal.SIGHUP)
+            assert server.process.wait(timeout=60) == 0
+            assert "shutting down; " in server.output.read_text()
+    finally:
+        signal.signal(signal.SIGHUP, before)
