@@ -74,6 +74,7 @@ def running_server(state):
         thread.start()
         try:
             while not server.started:
+                assert thread.is_alive(), "the server ended before it started"
                 time.sleep(0.005)
             yield server, listener.getsockname()[1]
         finally:

@@ -6,6 +6,7 @@ requests and connections, protocol errors as JSON, and a drain that loses no adm
 
 import asyncio
 import signal
+import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -170,8 +171,9 @@ class DrainingServer(Server):
         self.state = state
 
     def run(self, sockets: Any = None) -> None:
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not with nohup
-            signal.signal(signal.SIGHUP, self.handle_exit)
+        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+            if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not with nohup
+                signal.signal(signal.SIGHUP, self.handle_exit)
         super().run(sockets)
 
     async def on_tick(self, counter: int) -> bool:
