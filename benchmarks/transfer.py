@@ -252,7 +252,8 @@ def run_timm(folder: Path, seconds: float, seed: int, *, dev: bool, **how: Any) 
 
     images, labels, classes = decoded(folder / "train" / "train")
     train, test = split_dev(len(images), dev)
-    weights = Path(os.environ["WEIGHTS"]) / "model.safetensors"
+    weights = Path(os.environ["WEIGHTS"])
+    weights = weights / "model.safetensors" if weights.is_dir() else weights
     model = timm.create_model("deit_tiny_patch16_224", checkpoint_path=str(weights))
     model.reset_classifier(len(classes))
     optimizer = create_optimizer_v2(
