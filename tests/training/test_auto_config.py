@@ -143,7 +143,40 @@ CASES = {
         RATE,
         ("adamw", 8e-4, 0.75),
     ),
-    "fine-tuning, explicit": (EXPLICIT, {"start": TINY}, RATE, ("adamw", 1e-5, 1.0)),
+    "fine-tuning, explicit": (EXPLICIT, {"start": TINY}, RATE, ("muon", 1e-5, 1.0)),
+    # Naming AdamW gives the defaults that AdamW has where it is chosen.
+    "large, AdamW": (
+        Settings(model=ModelSettings(name="ViT-L/16"), optim=OptimSettings(kind="adamw")),
+        {"stats": LARGE},
+        f"batch_size {RATE} optim.weight_decay optim.clip_norm",
+        (1024, "adamw", 1e-3, None, 0.05, 1.0),
+    ),
+    "fine-tuning, AdamW": (
+        optim(kind="adamw"),
+        {"start": configuration("ViT-B/16")},
+        f"{RATE} head_init",
+        ("adamw", 2e-4, 0.75, "probe"),
+    ),
+    "fine-tuning, AdamW and its rate": (
+        optim(kind="adamw", learning_rate=1e-4),
+        {"start": TINY},
+        f"{RATE} head_init",
+        ("adamw", 1e-4, None, "zeros"),
+    ),
+    # One learning rate scales all of Muon's.
+    "muon, learning rate": (optim(learning_rate=3e-3), {}, MUON, (0.01,)),
+    "fine-tuning, learning rate": (
+        optim(learning_rate=1e-4),
+        {"start": TINY},
+        f"{RATE} {MUON}",
+        ("muon", 1e-4, None, 1e-3),
+    ),
+    "both learning rates": (
+        optim(learning_rate=3e-3, muon_learning_rate=0.02),
+        {},
+        f"optim.learning_rate {MUON}",
+        (3e-3, 0.02),
+    ),
     "fine-tuning, small": (
         None,
         {"start": PICO},

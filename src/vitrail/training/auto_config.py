@@ -24,7 +24,13 @@ from vitrail.models.config import Config, VitConfig, pair
 from vitrail.models.registry import configuration
 from vitrail.models.vit import Model, build
 from vitrail.training.budget import FinetunePlan
-from vitrail.training.config import MIN_CLASS_IMAGES, ModelSettings, Precision, Settings
+from vitrail.training.config import (
+    MIN_CLASS_IMAGES,
+    ModelSettings,
+    OptimSettings,
+    Precision,
+    Settings,
+)
 from vitrail.training.memory import (
     USABLE,
     activation_bytes,
@@ -220,7 +226,7 @@ class AutoConfig:
     ) -> None:
         """Linear probing, then as much fine-tuning as fits, unless an optimizer is set."""
         settings, stats = self.settings, self.stats
-        auto = settings.optim.kind is None and settings.objective == "classify"
+        auto = is_automatic(settings.optim) and settings.objective == "classify"
         if settings.head_init is None:
             probe = auto and new_head and stats.classes > 1 and not stats.multi_label
             settings = replace(settings, head_init="probe" if probe else "zeros")
@@ -261,7 +267,7 @@ class AutoConfig:
                 usual = 16
             elif images < SMALL_DATASET:
                 usual = USUAL_BATCH
-            elif self.large and settings.optim.kind is None and images >= LARGE_DATASET:
+            elif self.large and is_automatic(settings.optim) and images >= LARGE_DATASET:
                 usual = LARGE_BATCH
             else:
                 usual = 64 if self.stats.side <= SMALL_IMAGE else 128
@@ -286,15 +292,14 @@ class AutoConfig:
 
     def choose_optimizer(self) -> None:
         settings, start, optim = self.settings, self.start, self.settings.optim
-        if optim.kind is None:
+        if is_automatic(optim):
             small = is_small(start) and settings.lora is None if start else not self.large
-            muon = settings.objective == "classify" and not optim.freeze
+            muon = optim.kind is None and settings.objective == "classify" and not optim.freeze
             muon = muon and (small or tunes_with_muon(settings, start))
             optim = replace(optim, kind="muon" if muon else "adamw")
             if muon and small:
                 self.explain("Muon", "small models reach the same accuracy in half the time")
             elif muon:
-                optim = replace(optim, learning_rate=MUON_TRANSFER_REST)
                 self.explain("Muon", "narrow pre-trained models learn more in the same time")
             elif isinstance(start, VitConfig) and settings.objective == "classify":
                 rate = float(f"{TRANSFER_RATE * TRANSFER_WIDTH / start.width:.2g}")
@@ -316,9 +321,14 @@ class AutoConfig:
                     optim = replace(optim, clip_norm=1.0)
                 why = f"usual for models of this size: {LARGE_RATE:g} for {LARGE_BATCH:,} images"
                 self.explain(f"AdamW, learning rate {rate:g}", why)
-        if optim.kind == "muon":
+        kind = str(optim.kind)
+        usual = LEARNING_RATES.get(kind, 1e-3) if start is None else FINETUNE_RATES.get(kind, 2e-4)
+        if kind == "muon":
+            if start is not None and not is_small(start):
+                usual = MUON_TRANSFER_REST
+            rate = muon_rate(start) * (optim.learning_rate or usual) / usual
             defaults = {"weight_decay": 0.05, "clip_norm": 1.0, "schedule": "linear"}
-            defaults |= {"muon_learning_rate": muon_rate(start)}
+            defaults |= {"muon_learning_rate": float(f"{rate:.2g}")}
             if start is None and optim.schedule is None:
                 defaults |= {"schedule": "constant-linear", "cooldown": 0.6}
         else:
@@ -326,10 +336,7 @@ class AutoConfig:
         missing = {name: value for name, value in defaults.items() if getattr(optim, name) is None}
         optim = replace(optim, **missing)  # pyright: ignore[reportArgumentType]
         if optim.learning_rate is None:
-            kind = str(optim.kind)
-            scratch = LEARNING_RATES.get(kind, 1e-3)
-            rate = scratch if start is None else FINETUNE_RATES.get(kind, 2e-4)
-            rate *= 1 if settings.lora is None else LORA_FACTOR
+            rate = usual * (1 if settings.lora is None else LORA_FACTOR)
             optim = replace(optim, learning_rate=rate)
             self.explain(f"learning rate {rate:g}", f"default for {optim.kind}")
         if start is None and uses_whitening(settings.model) and not optim.freeze:
@@ -406,6 +413,11 @@ def suggests_transfer(settings: Settings, stats: DatasetStats) -> bool:
     return free and few and stats.photographs and stats.side >= MIN_PHOTOGRAPH
 
 
+def is_automatic(optim: OptimSettings) -> bool:
+    """Return whether defaults are chosen; AdamW without a learning rate has those of AdamW."""
+    return optim.kind is None or (optim.kind == "adamw" and optim.learning_rate is None)
+
+
 def muon_rate(start: Config | None) -> float:
     """Return Muon's learning rate; small models are fine-tuned at the from-scratch rate."""
     return MUON_RATE if start is None or is_small(start) else MUON_TRANSFER_RATE
@@ -413,10 +425,11 @@ def muon_rate(start: Config | None) -> float:
 
 def tunes_with_muon(settings: Settings, start: Config | None) -> bool:
     """Return whether Muon is the default for all weights of a pre-trained model."""
-    if not isinstance(start, VitConfig) or settings.lora is not None:
+    possible = settings.optim.kind is None and settings.lora is None
+    if not possible or not isinstance(start, VitConfig):
         return False
-    narrow = start.width <= MUON_MAX_WIDTH and settings.optim.learning_rate is None
-    return settings.objective == "classify" and (narrow or is_small(start))
+    narrow = start.width <= MUON_MAX_WIDTH or is_small(start)
+    return settings.objective == "classify" and narrow
 
 
 def is_small(start: Config) -> bool:

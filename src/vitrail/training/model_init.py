@@ -49,6 +49,7 @@ from vitrail.training.auto_config import (
     AutoConfig,
     DatasetStats,
     dataset_stats,
+    is_automatic,
     sample_indices,
     suggests_transfer,
     tunes_with_muon,
@@ -148,7 +149,7 @@ def start_from(
     lines: list[str] = []
     model = load_pretrained(start, settings, classes, lines.append)
     config, plan = model.config, None
-    open_length = settings.minutes is not None and settings.optim.kind is None
+    open_length = settings.minutes is not None and is_automatic(settings.optim)
     if open_length and isinstance(config, VitConfig) and len({*pair(config.image_size)}) == 1:
         fit_images, _, dev = hold_out_dev(splits)
         test = sum(len(samples) for samples in splits.held_out.values() if samples is not dev)

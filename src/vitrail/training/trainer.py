@@ -533,7 +533,8 @@ class Trainer:
         remedy = "check these images and the initialization of your own modules"
         if step:  # the weights were updated
             remedy = f"the last good state is saved in {self.folder}: resume with a smaller"
-            remedy += " --optim.learning-rate, or use --retries 3"
+            also = " and --optim.muon-learning-rate" * (self.settings.optim.kind == "muon")
+            remedy += f" --optim.learning-rate{also}, or use --retries 3"
         what = f"training diverged at step {step:,} ({error}); first non-finite value: {where}"
         return f"{what}; batch: {names}; {remedy}"
 
