@@ -119,13 +119,17 @@ def test_disabling_merge_restores_logits_exactly(config, tiny, tmp_path):
     assert load(tmp_path / "bundle").merge == 0
 
 
-def test_last_block_computes_only_head_tokens(config):
+def test_last_block_computes_only_head_tokens_unless_hooked(config):
     model, counts = random_model(config.change(distillation=True)), []
-    mlp = model.encoder.blocks[-1].mlp
-    mlp.register_forward_hook(lambda mlp, inputs, out: counts.append(out.shape[1]))
-    model.merge = 5
+    model.merge, block = 5, model.encoder.blocks[-1]
+    add_mlp = type(block).add_mlp
+    block.add_mlp = lambda tokens: counts.append(tokens.shape[1]) or add_mlp(block, tokens)
+    logits = model(make_images())
+    hook = block.mlp.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(model(make_images()), logits, rtol=1e-9, atol=1e-9)
+    hook.remove()
     model(make_images())
-    assert counts == [2]
+    assert counts[0] == counts[2] == 2 < counts[1]
 
 
 def test_gradients_match_reference_implementation(config):

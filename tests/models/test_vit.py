@@ -125,6 +125,19 @@ def test_forward_hooks_see_unmodified_outputs(tiny):
         torch.testing.assert_close(outputs["mlp.fc1"], hidden)
 
 
+def test_forward_hooks_see_all_tokens_of_the_last_block(tiny, images):
+    model = random_model(tiny)
+    logits, block = model(images), model.encoder.blocks[-1]
+    for name, module in {"norm": model.encoder.norm, "block": block, "mlp": block.mlp}.items():
+        outputs = []
+        hook = module.register_forward_hook(lambda *args, to=outputs: to.append(args[2]))
+        torch.testing.assert_close(model(images), logits, atol=1e-9, rtol=1e-9)
+        hook.remove()
+        assert outputs[0].shape == model.tokens(images).shape, name
+        if name == "norm":
+            torch.testing.assert_close(outputs[0], model.encode(images))
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_forward_pre_hooks_see_unmodified_inputs(tiny, everywhere):
     model = random_model(tiny).float()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, renamed_attribute
-from vitrail.models.attention import ATTENTIONS, SelfAttention
+from vitrail.models.attention import ATTENTIONS, SelfAttention, has_forward_hooks
 from vitrail.models.config import (
     BitConfig,
     Config,
@@ -97,10 +97,15 @@ class VisionTransformer(nn.Module):
         return tokens, grid  # (B, N, D)
 
     def run_encoder(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens that the head reads, and with token merging their sizes (B, N)."""
+        """Return the tokens that the head reads, and with token merging their sizes (B, N).
+
+        All tokens if a forward hook could read them.
+        """
+        hooked = has_forward_hooks(self.encoder.norm, *self.encoder.blocks[-1].modules())
+        num_queries = None if hooked else self.head_tokens
         if self.merge:
-            return self.encoder.forward_merging(tokens, self.config.num_prefix, self.head_tokens)
-        return self.encoder(tokens, grid, self.head_tokens), None
+            return self.encoder.forward_merging(tokens, self.config.num_prefix, num_queries)
+        return self.encoder(tokens, grid, num_queries), None
 
     def run_head(self, tokens: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the features (B, D), and the logits (B, K) or None without a head."""
