@@ -7,7 +7,6 @@ Every run has its own process, and its result is cached. Datasets are read from 
 """
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -86,20 +85,9 @@ def entries(
 def measured(name: str, contender: str, variant: str, seconds: float, seed: int) -> dict[str, Any]:
     """Return the result of a run in its own process, or its cached result."""
     words = ["race", name, contender, variant, f"{seconds:g} s", f"seed {seed}"]
-    key = " ".join(filter(None, [*words, version(contender)]))
+    key = " ".join(filter(None, [*words, result_cache.version(contender, "race_*.py")]))
     options = ["--variant", variant, "--seconds", str(seconds), "--seed", str(seed)]
     return result_cache.cached(key, lambda: run_process(key, [contender, name, *options]))
-
-
-def version(contender: str) -> str:
-    """Return a short hash of what a result depends on: our code, or the scripts of the peers."""
-    here = Path(__file__).parent
-    ours = sorted((here.parent / "src" / "vitrail").rglob("*.py"))
-    theirs = sorted(here.glob("race_*.py"))
-    digest = hashlib.sha256()
-    for path in ours if contender == "vitrail" else theirs:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:8]
 
 
 def run_process(what: str, options: list[str]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
     python benchmarks/serving.py                   the section of benchmarks/README.md
     python benchmarks/serving.py timm FOLDER       the plain server, for the clients to ask
 
-The plain servers are what most people write: FastAPI and uvicorn, one process, each request
-answered alone. Clients and the process under load share the cores, as in tests/serving.
+The plain servers are FastAPI and uvicorn in one process, which answer each request alone: in the
+event loop, and for timm also in FastAPI's thread pool. Clients and the process under load share the
+cores, as in tests/serving.
 """
 
 import io
@@ -116,8 +117,8 @@ def page(loads: Loads, paces: list[float]) -> list[str]:
         "",
         f"{MODEL} at 224 pixels on JPEGs of {SIZE[0]} x {SIZE[1]}, one per request over keep-alive",
         "connections; each client sends its next request after a response. One process per server;",
-        "the plain ones process requests one at a time, each with all cores. Clients and",
-        f"server share the cores. {ROUNDS} rounds of {SECONDS:.0f} seconds, interleaved; rates are",
+        "the plain ones classify images one at a time with all cores, or with *thread pool* up to",
+        f"40 at once. Clients and server share the cores. {ROUNDS} rounds of {SECONDS:.0f} seconds, interleaved; rates are",
         "medians over rounds, latencies over all requests. *Ratio* is the median over rounds of",
         "vitrail's rate divided by this server's. Without a server, the same predictor classifies",
         f"{statistics.median(paces):.1f} images per second, at its best batch size.",
@@ -169,9 +170,10 @@ def plain_server(peer: str, folder: Path) -> Iterator[Server]:
 
 
 def run_plain_server(peer: str, folder: Path) -> None:
-    """Serve one model with FastAPI and uvicorn, one request at a time."""
+    """Serve one model with FastAPI and uvicorn."""
     import uvicorn
     from fastapi import FastAPI, Request
+    from fastapi.concurrency import run_in_threadpool
 
     app, answer = FastAPI(), PLAIN[peer](folder)
 
@@ -181,7 +183,11 @@ def run_plain_server(peer: str, folder: Path) -> None:
 
     @app.post("/predict")
     async def predict(request: Request) -> list[dict[str, object]]:
-        return answer(Image.open(io.BytesIO(await request.body())).convert("RGB"))
+        data = await request.body()
+        return await run_in_threadpool(reply, data) if peer.endswith(THREADS) else reply(data)
+
+    def reply(data: bytes) -> list[dict[str, object]]:
+        return answer(Image.open(io.BytesIO(data)).convert("RGB"))
 
     listener = socket.create_server(("127.0.0.1", 0))
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
@@ -229,7 +235,12 @@ def by_transformers(folder: Path) -> Answer:
     return lambda image: ask(image, top_k=5)
 
 
-PLAIN: dict[str, Callable[[Path], Answer]] = {"timm": by_timm, "transformers": by_transformers}
+THREADS = ", thread pool"
+PLAIN: dict[str, Callable[[Path], Answer]] = {
+    "timm": by_timm,
+    f"timm{THREADS}": by_timm,
+    "transformers": by_transformers,
+}
 
 
 if __name__ == "__main__":

@@ -64,9 +64,9 @@ CHOSEN = {"timm": "lr 1e-4, batch 16", "transformers": "lr 1e-4, batch 8"}  # by
 
 INTRODUCTION = """\
 One real checkpoint, DeiT-Ti/16 trained on ImageNet-1k at 224 pixels, fine-tuned to three datasets
-on {threads} with equal wall time: {seconds} seconds for everybody, and {shorter} seconds for
-vitrail besides. The peers' clock starts with their first step, on images decoded beforehand, and
-none of them is evaluated on the clock; vitrail's covers opening the dataset, decoding, the linear
+on {threads} with equal wall time: {seconds} seconds for everybody, and for vitrail
+also {shorter} seconds. The peers' clock starts with their first step, on images decoded beforehand,
+and their evaluations are not timed; vitrail's covers opening the dataset, decoding, the linear
 probe and its dev evaluation. timm follows train.py, transformers its image-classification example;
 learning rate and batch size of both were chosen on a tenth of flowers5's training images
 (`python benchmarks/transfer.py tune`). vitrail runs with a time budget only. Test accuracy on at
@@ -155,6 +155,7 @@ def run_once(
 ) -> dict[str, Any]:
     """Return the result of a run in its own process, or its cached result."""
     key = f"transfer {dataset} {library} {candidate} {seconds:g} s seed {seed}{' dev' * dev}"
+    key += f" {result_cache.version(library, 'transfer.py')}"
 
     def make() -> dict[str, Any]:
         print(f"  {key}", flush=True)
