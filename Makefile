@@ -19,7 +19,8 @@ export PYTHONWARNINGS :=
 
 # Some tests need a browser or other shells and are skipped without them; CI installs them as root.
 SYSTEM_PACKAGES := if [ -n "$$CI" ] && [ "$$(id -u)" = 0 ]; \
-	then apt-get -qq update && apt-get -qq install --yes chromium zsh fish >/dev/null || true; \
+	then apt-get -qq update && apt-get -qq install --yes chromium zsh fish >/dev/null \
+	|| echo "note: no Chromium, zsh or fish could be installed; their tests are skipped"; \
 	else echo "note: without Chromium, tests of web pages are skipped"; fi
 
 .PHONY: demo check test test-cpus bench wheel reproduction format clean

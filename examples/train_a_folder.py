@@ -26,6 +26,8 @@ def main(data="builtin:sign-digits", out=None, minutes=1.0):
     out = Path(out or tempfile.mkdtemp(prefix="vitrail-"))
     print(f"training on {data}")
     result = vitrail.train(data, out / "model", minutes=minutes, callback=Printing())
+    if not result.finished:  # Ctrl-C
+        sys.exit(f"interrupted at step {result.step}; the state is in {result.folder}")
 
     split = [*result.outcomes, "train"][0]  # a held-out split, if there is one
     evaluation = vitrail.evaluate(result.folder, data, split)

@@ -8,6 +8,7 @@ EXIF rotation is applied, alpha is composited on white, color profiles are ignor
 published training. Plain JPEGs are decoded by simplejpeg if it is installed, everything else by
 Pillow. On intact files the two agree in every pixel, at every scale (largest difference measured:
 0); what simplejpeg rejects goes to Pillow, so that the result does not depend on what is installed.
+Only training's `fast` decoding differs slightly.
 
 No state, no torch: safe in threads and processes.
 """
