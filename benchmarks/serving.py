@@ -118,7 +118,7 @@ def page(loads: Loads, paces: list[float]) -> list[str]:
         f"{MODEL} at 224 pixels on JPEGs of {SIZE[0]} x {SIZE[1]}, one per request over keep-alive",
         "connections; each client sends its next request after a response. One process per server;",
         "the plain ones classify images one at a time with all cores, or with *thread pool* up to",
-        f"40 at once. Clients and server share the cores. {ROUNDS} rounds of {SECONDS:.0f} seconds,",
+        f"40 at once. They share the cores with clients. {ROUNDS} rounds of {SECONDS:.0f} seconds,",
         "interleaved; rates are medians over rounds, latencies over all requests. *Ratio* is the",
         "median over rounds of vitrail's rate divided by this server's. Without a server, the same",
         "predictor classifies",
