@@ -14,6 +14,7 @@ a bundle is always the old one or the new one. Other files in the folder are not
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def save_bundle(
 
 
 def contains_model(folder: Path) -> bool:
-    return (folder / CONFIG).exists()
+    return os.path.exists(folder / CONFIG)  # False for a folder that may not be read
 
 
 def check_overwrite(
