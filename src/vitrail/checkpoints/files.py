@@ -307,6 +307,14 @@ class TorchUnpickler(Unpickler):
     """Rejects what costs torch more than the file's size allows. `weights_only` runs no code of a
     file, but calls `bytearray(2**40)`."""
 
+    def load(self) -> Any:
+        try:
+            return super().load()
+        except KeyError:  # no such opcode
+            raise DataError("it is not a pickle") from None
+        except AttributeError:  # items of an object that is not of builtins, such as a deque
+            raise pickle.UnpicklingError from None
+
     def persistent_load(self, pid: Any) -> None:
         pass  # storages stay unread
 
