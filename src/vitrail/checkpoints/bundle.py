@@ -171,9 +171,7 @@ def digest(tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
     return total.hexdigest()
 
 
-def model_card(
-    config: Config, metadata: Metadata, folder: str, dtype: torch.dtype = torch.float32
-) -> str:
+def model_card(config: Config, metadata: Metadata, folder: str, dtype: torch.dtype) -> str:
     """Return the README.md of a bundle."""
     height, width = pair(config.image_size)
     numerics = config.numerics

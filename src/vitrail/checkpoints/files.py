@@ -121,7 +121,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
