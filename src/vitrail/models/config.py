@@ -63,7 +63,8 @@ def validate_fields(config: Any) -> None:
         if get_origin(f.type) is Literal:
             choices = (*get_args(f.type), *REGISTERED.get(name, ()))
             if not any(value == choice for choice in choices):
-                raise unknown(name, value, choices)
+                hint = f"register it first, or use {' or '.join(choices)}" * (name in REGISTERED)
+                raise unknown(name, value, choices, hint)
         elif f.type in (bool, bool | None):
             valid = isinstance(value, bool) or (value is None and f.type is not bool)
             expected = "True or False"
