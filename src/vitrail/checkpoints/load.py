@@ -502,7 +502,8 @@ def merge_adapter(model: Model, path: Path) -> Model:
     if expected != {name: tensor.shape for name, tensor in checkpoint.tensors.items()}:
         raise different
     model, _ = set_numerics(model, config.numerics)
-    model, _ = adapt(model, **{name: getattr(config, name, None) for name in TASK[:4]})
+    fields: dict[str, Any] = {name: getattr(config, name, None) for name in TASK[:4]}
+    model, _ = adapt(model, **fields)
     state = dict(model.state_dict())
     same = getattr(model.config, "representation", 0) == getattr(config, "representation", 0)
     if not same or digest_of_base(state, expected) != base:
