@@ -79,8 +79,8 @@ def renamed(old: str, new: str) -> str:
     return f"{old} is now {new}; the old name will be removed in 0.3"
 
 
-def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    warnings.warn(renamed(old, new), DeprecationWarning, stacklevel=stacklevel)
+def warn_renamed(old: str, new: str) -> None:
+    warnings.warn(renamed(old, new), DeprecationWarning, stacklevel=3)
 
 
 def renamed_attribute(old: str, new: str) -> Any:

@@ -174,6 +174,21 @@ def test_invalid_destination_raises(tmp_path):
         load(tmp_path / "runs")
 
 
+def test_unreadable_subfolder_does_not_hide_the_models(tmp_path, monkeypatch):
+    save(random_model(VIT), tmp_path / "model")
+    (tmp_path / "lost+found").mkdir()
+    stat = Path.stat
+
+    def denied(path, **options):
+        if path.parent.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(CheckpointError, match=r"contains no weights; .* such as .*/model"):
+        load(tmp_path)
+
+
 def test_module_that_the_config_does_not_describe_is_not_saved(tmp_path):
     class Linear(torch.nn.Linear):
         def forward(self, input):

@@ -214,6 +214,7 @@ def test_unreadable_files_raise(tmp_path, vit):
 
     for name in ("text.npz", "weights.bin", "weights.txt"):
         (tmp_path / name).write_text("hello")
+    (tmp_path / "page.pth").write_text("<html>")
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     np.savez(tmp_path / "trap.npz", x=np.array([Trap()], dtype=object))
     np.savez(tmp_path / "whole.npz", **arrays_of(vit))
@@ -223,6 +224,7 @@ def test_unreadable_files_raise(tmp_path, vit):
         "text.npz": "is corrupt or has an unknown format",
         "cut.npz": "is corrupt or has an unknown format",
         "weights.bin": r"weights\.bin",
+        "page.pth": "is not a checkpoint of torch: it is not a pickle",
         "weights.txt": "unsupported file suffix",
         "other.npz": "unknown checkpoint format, not Google, timm",
         "trap.npz": "contains pickled Python objects, and loading it could run code",

@@ -8,7 +8,7 @@ import torch
 from small_models import VIT, load_tensors, random_model, same_weights
 
 from vitrail import CheckpointError, ConfigError, Metadata, Preprocessing
-from vitrail.checkpoints import huggingface
+from vitrail.checkpoints import clip, huggingface
 from vitrail.checkpoints.files import Checkpoint
 from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import preset
@@ -50,20 +50,30 @@ def test_config_is_inferred_from_shapes():
 
 def test_pre_training_tensors_are_skipped_and_others_raise():
     tensors, stated = tensors_of(THEIRS), config_json(THEIRS)
-    reasons = {
-        "vit.embeddings.mask_token": "only used in pre-training",
-        "decoder.0.weight": "pre-training decoder",
-        "vit.pooler.dense.bias": "not used by transformers' classifier",
-    }
-    more = tensors | dict.fromkeys(reasons, torch.zeros(8))
+    unused = ["vit.embeddings.mask_token", "vit.pooler.dense.bias"]
+    unused += ["decoder.0.weight", "decoder.0.bias"]
+    more = tensors | dict.fromkeys(unused, torch.zeros(8))
     again, skipped = load_tensors("huggingface", more, stated)
-    assert skipped == reasons
+    assert skipped == {
+        "vit.embeddings.mask_token": "only used in pre-training",
+        "decoder.*": "pre-training decoder",
+        "vit.pooler.*": "not used by transformers' classifier",
+    }
     assert same_weights(again, random_model(THEIRS))
     with pytest.raises(CheckpointError, match=r"unexpected tensors: vit\.embeddings\.surprise"):
         load(tensors | {"vit.embeddings.surprise": torch.zeros(8)}, stated)
     new_name = "vit.layers.0.attention.q_proj.weight"  # what transformers 5 has in memory
     with pytest.raises(CheckpointError, match="duplicate tensors"):
         load(tensors | {new_name: torch.zeros(8, 8)}, stated)
+
+
+@pytest.mark.parametrize("tower", [{"pool": "map"}, {"pre_norm": True}], ids=str)
+def test_towers_of_transformers_are_square(tower):
+    config = THEIRS.change(num_classes=0, **tower)
+    assert clip.TOWER_TABLE.unsupported(config) == []
+    for sizes in ({"image_size": (8, 16)}, {"image_size": (8, 16), "patch_size": (4, 8)}):
+        losses = clip.TOWER_TABLE.unsupported(config.change(**sizes))
+        assert losses == ["non-square images or patches"]
 
 
 @pytest.mark.parametrize(

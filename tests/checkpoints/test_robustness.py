@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,7 @@ def log_of(path, **options):
         (lambda t: t | {"norm.bias": torch.ones(1).expand(2**40)}, NOT_DENSE),
         (lambda t: {"optimizer": 1, "epoch": 3}, "contains no state dict; keys: optimizer, epoch"),
         (lambda t: [1], "contains a list; expected a state dict"),
+        (lambda t: t | {"history": deque([1])}, "Python objects other than tensors"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse")

@@ -7,7 +7,7 @@ import torch
 from small_models import load_tensors, random_model, same_weights
 
 from vitrail import NUMERICS, BitConfig, CheckpointError, MixerConfig
-from vitrail.checkpoints import bit, timm
+from vitrail.checkpoints import bit, dinov3, timm
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.checkpoints.rules import write
 from vitrail.data.preprocessing import Preprocessing, preset
@@ -178,11 +178,12 @@ def test_unsupported_features(small, changes, message):
     assert timm.VIT.unsupported(small.change(**changes)) == [message]
 
 
-def test_unsupported_mixers_and_bits(small):
+def test_unsupported_mixers_bits_and_rotary_vits(small):
     assert timm.VIT.unsupported(small.change(numerics="google")) == []  # act_layer selects it
     mixer = MixerConfig(depth=8, width=512, tokens_mlp=8, channels_mlp=8, patch_size=16)
     theirs, bit_config = mixer.change(numerics="timm"), BitConfig(numerics=TIMM)
     deep, small_bit = replace(bit_config, blocks=(3, 24, 36, 3)), BitConfig(blocks=(1,), channels=1)
+    rotary = small.change(position="rotary", key_bias=False, numerics=replace(TIMM, norm_eps=1e-5))
     for table, config, expected in [
         (timm.MIXER, mixer, ["gelu='tanh' (it uses 'exact')"]),
         (timm.MIXER, theirs, []),
@@ -192,6 +193,9 @@ def test_unsupported_mixers_and_bits(small):
         (bit.PYTORCH, BitConfig(), []),
         (bit.PYTORCH, small_bit, ["1 stages", "channels=1"]),
         (bit.PYTORCH, BitConfig(num_classes=0), ["a model without a head"]),
+        (dinov3.TIMM, rotary, []),
+        (dinov3.TIMM, rotary.change(pre_norm=True), ["a norm before the encoder"]),
+        (dinov3.TIMM, rotary.change(numerics="timm"), ["norm_eps=1e-06 (it uses 1e-05)"]),
     ]:
         assert table.unsupported(config) == expected
 

@@ -11,16 +11,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail import create
 from vitrail.models.attention import is_plain_linear
-from vitrail.models.pos_embed import Cache
+from vitrail.models.pos_embed import fixed_table
 from vitrail.models.vit import build
 
 
 def test_table_is_cached_for_its_grid_and_dtype():
-    cache, grids = Cache(), []
+    grids = []
+
+    def ones(grid):
+        grids.append(grid)
+        return torch.ones(2)
 
     def get(grid, dtype=torch.float32):
-        like = torch.empty(0, dtype=dtype)
-        return cache.get(grid, like, lambda grid: grids.append(grid) or torch.ones(2))
+        return fixed_table(torch.empty(0, dtype=dtype), ones, grid)
 
     with torch.inference_mode():
         get((1, 2))
@@ -88,7 +91,7 @@ def test_no_stale_standardized_kernels(name):
     assert not torch.allclose(after, before)
 
 
-def test_copies_and_pickles_start_with_empty_cache():
+def test_copies_and_pickles_do_not_contain_the_cache():
     model = small_vit(position="sincos-2d")
     size_before = pickled_size(model)
     logits_at_other_size(model)

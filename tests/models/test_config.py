@@ -46,6 +46,7 @@ def test_equivalent_values_are_normalized(tiny):
         ({"positon": "none"}, r"unknown setting 'positon'; did you mean 'position'\?"),
         ({"pool": "clss"}, r"unknown pool 'clss'; did you mean 'cls'\?"),
         ({"position": "spiral"}, "unknown position 'spiral'"),
+        ({"attention": "talking"}, "unknown attention 'talking'; register it first, or use global"),
         ({"numerics": "tim"}, r"unknown numerics 'tim'; did you mean 'timm'\?"),
         ({"width": 9}, "width=9 does not split into heads=2"),
         ({"depth": 0}, "depth=0 must be an integer >= 1"),

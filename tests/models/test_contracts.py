@@ -197,8 +197,8 @@ def test_checkpointing_recomputes_blocks_and_keeps_gradients(name):
     ("images", "message"),
     [
         (torch.rand(2, 1, 8, 8), r"shape \(2, 1, 8, 8\) does not fit a model of 3 channels"),
-        (torch.rand(3, 8, 8), r"3 channels; expected .* add a batch dimension: image\[None\]"),
-        (torch.rand(3, 8, 8), r"expected \(images, 3, height, width\)"),
+        (torch.rand(3, 8, 8), r"3, height, width\); add a batch dimension: image\[None\]$"),
+        (torch.rand(8, 8, 3), r"expected \(images, 3, height, width\)$"),
         (torch.rand(2, 3, 8, 9), "images of 8x9 pixels are not a whole number of 4-pixel"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "torch.uint8 is not normalized"),
     ],

@@ -95,13 +95,17 @@ def test_every_parameter_is_initialized(name, init):
     assert [n for n, p in model.named_parameters() if p.isnan().any()] == []
 
 
-def test_generator_makes_init_reproducible(tiny):
+def test_generator_makes_init_reproducible(tiny, monkeypatch):
     def made(seed):
         return create("ViT-Mu/4", pool="map", generator=torch.Generator().manual_seed(seed))
 
     one, same, other = made(1).state_dict(), made(1).state_dict(), made(2).state_dict()
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["position.table"], other["position.table"])
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("GPUs were reseeded"))
+    state = torch.get_rng_state()
+    made(1)
+    assert torch.equal(torch.get_rng_state(), state)
     model = VisionTransformer(tiny)
     assert all(p.isfinite().all() for p in model.parameters())
     assert not model.cls_token.any()

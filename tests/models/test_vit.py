@@ -273,6 +273,7 @@ def talking_heads():
     REGISTERED["attention"].remove("talking")
 
 
+@pytest.mark.slow
 def test_registered_attention_is_created_adapted_trained_and_saved(talking_heads, tmp_path):
     sizes = {"width": 8, "heads": 2, "depth": 2, "image_size": 16, "num_classes": 10}
     models = [

@@ -14,6 +14,7 @@ a bundle is always the old one or the new one. Other files in the folder are not
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def save_bundle(
 
 
 def contains_model(folder: Path) -> bool:
-    return (folder / CONFIG).exists()
+    return os.path.exists(folder / CONFIG)  # False for a folder that may not be read
 
 
 def check_overwrite(
@@ -170,9 +171,7 @@ def digest(tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
     return total.hexdigest()
 
 
-def model_card(
-    config: Config, metadata: Metadata, folder: str, dtype: torch.dtype = torch.float32
-) -> str:
+def model_card(config: Config, metadata: Metadata, folder: str, dtype: torch.dtype) -> str:
     """Return the README.md of a bundle."""
     height, width = pair(config.image_size)
     numerics = config.numerics

@@ -154,7 +154,7 @@ def tower_unsupported(config: VitConfig) -> list[str]:
         "a classifier on attention pooling": head and config.pool == "map",
         "mean pooling without a classifier": not head and config.pool == "mean",
         "a representation layer": config.representation,
-        "a CLIP tower with non-square images or patches": clip and not square,
+        "non-square images or patches": not square,
     }
     pools = ("cls",) if clip else ("map", "mean")
     return unsupported_features(config, pools=pools, pre_norm=clip) + applicable(features)

@@ -49,7 +49,6 @@ MASK_TOKEN = "embeddings.mask_token"
 REGISTERS = "embeddings.register_tokens"  # (1, 0, D) if there are none
 LAYER = "layer.{i}"
 MLPS = {"gelu": (".mlp.up_proj",), "swiglu": (".mlp.gate_proj", ".mlp.up_proj")}
-DEFAULT_SIZE = 224
 
 
 def normalize_timm(checkpoint: Checkpoint) -> Checkpoint:
@@ -79,12 +78,13 @@ def eva_unsupported(config: VitConfig) -> list[str]:
         f"position={config.position!r}": config.position != "rotary",
         "a key bias": config.qkv_bias and config.key_bias,
         "qk_norm=True": config.qk_norm,
+        "a norm before the encoder": config.pre_norm,
     }
     plain = replace(config, position="none", position_place=None, qk_norm=False, key_bias=True)
+    plain = replace(plain, pre_norm=False, numerics=NUMERICS["timm"])
     numerics = replace(NUMERICS["timm"], norm_eps=timm.CLIP_EPS)
-    others = [loss for loss in timm.vit_unsupported(plain) if "norm_eps" not in loss]
-    losses = [loss for loss in unsupported_numerics(config, numerics) if loss not in others]
-    return applicable(features) + others + losses
+    others = timm.vit_unsupported(plain)
+    return applicable(features) + others + unsupported_numerics(config, numerics)
 
 
 def eva_json(config: VitConfig, metadata: Metadata) -> dict[str, dict[str, Any]]:
@@ -151,7 +151,7 @@ def vit_config(checkpoint: Checkpoint) -> VitConfig:
         mlp_width=checkpoint.shape(f"{first}.mlp.up_proj.weight", 2)[0],
         heads=heads,
         patch_size=(patch[0], patch[1]),
-        image_size=normalize_size("image_size", settings.get("image_size", DEFAULT_SIZE)),
+        image_size=normalize_size("image_size", settings.get("image_size", timm.DEFAULT_SIZE)),
         channels=channels,
         num_classes=0,
         position="rotary",

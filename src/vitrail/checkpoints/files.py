@@ -121,7 +121,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
@@ -306,6 +306,14 @@ def read_torch(path: Path) -> Checkpoint:
 class TorchUnpickler(Unpickler):
     """Rejects what costs torch more than the file's size allows. `weights_only` runs no code of a
     file, but calls `bytearray(2**40)`."""
+
+    def load(self) -> Any:
+        try:
+            return super().load()
+        except KeyError:  # no such opcode
+            raise DataError("it is not a pickle") from None
+        except AttributeError:  # items of an object that is not of builtins, such as a deque
+            raise pickle.UnpicklingError from None
 
     def persistent_load(self, pid: Any) -> None:
         pass  # storages stay unread

@@ -81,10 +81,9 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
     if any(name.startswith(("resnet/", "root_block/")) for name in tensors):
         tensors = bit.normalize(tensors)
     elif any(name.startswith("Mixer/") for name in tensors):
-        tensors = {substitute(name, OLD_MIXER_NAMES): t for name, t in tensors.items()}
         tensors = {  # the old kernels may have axes of length 1
-            name: tensor.map(torch.squeeze) if "_mixing/" in name else tensor
-            for name, tensor in tensors.items()
+            substitute(name, OLD_MIXER_NAMES): t.map(torch.squeeze) if "_mixing" in name else t
+            for name, t in tensors.items()
         }
     else:
         tensors = normalize_vit(tensors)

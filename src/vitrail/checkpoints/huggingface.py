@@ -90,9 +90,10 @@ DINO_NAMES = (  # ViT → DINOv2, in files
 )
 GATES, GATE_AND_UP = ((".mlp.gate_proj.", ".mlp.up_proj."),), ".mlp.weights_in."  # DINOv2's SwiGLU
 SKIPPED = {
-    r"^embeddings\.mask_token$": "only used in pre-training",
-    r"^decoder\.": "pre-training decoder",
+    r"(?:\w+\.)?embeddings\.mask_token$": "only used in pre-training",
+    r"decoder\.": "pre-training decoder",
 }
+UNUSED_BY_HEAD = {r"(?:\w+\.)?pooler\.": "not used by transformers' classifier"}
 
 GELUS: dict[str, Gelu] = {
     "gelu": "exact",
@@ -138,20 +139,11 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
         )
     if not any(name.endswith(f"{PATCHES}.weight") for name in checkpoint.tensors):
         return checkpoint  # not from transformers
-    names = {}
-    for name in checkpoint.tensors:
-        names[name] = substitute(name, RENAMES)
-    if len(set(names.values())) < len(names):
+    has_head = {"classifier.weight", "cls_classifier.weight"} & checkpoint.tensors.keys()
+    checkpoint = checkpoint.without(SKIPPED | (UNUSED_BY_HEAD if has_head else {}))
+    tensors = {substitute(name, RENAMES): tensor for name, tensor in checkpoint.tensors.items()}
+    if len(tensors) < len(checkpoint.tensors):
         raise CheckpointError("duplicate tensors under an old and a new name")
-    has_head = "classifier.weight" in names.values()
-    tensors, skipped = {}, dict(checkpoint.skipped)
-    reasons = SKIPPED | ({r"^pooler\.": "not used by transformers' classifier"} if has_head else {})
-    for original, name in names.items():
-        tensors[name] = checkpoint.tensors[original]
-        for pattern, reason in reasons.items():
-            if re.search(pattern, name):
-                skipped[original] = reason
-                tensors.pop(name, None)
     tensors = join_gates(tensors, GATES, GATE_AND_UP)
     token, table = tensors.get(DISTILLATION), tensors.get(POSITION)
     is_table = table is not None and len(table.shape) == 3 and table.shape[1] >= 2
@@ -168,7 +160,7 @@ def normalize(checkpoint: Checkpoint) -> Checkpoint:
         name if name.startswith(HEADS) else prefix + name: tensor
         for name, tensor in tensors.items()
     }
-    return replace(checkpoint, tensors=tensors, skipped=skipped)
+    return replace(checkpoint, tensors=tensors)
 
 
 def vit_config(checkpoint: Checkpoint) -> VitConfig:

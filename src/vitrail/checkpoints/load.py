@@ -418,11 +418,10 @@ def adapt(
     """Return the model adapted to other num_classes, image_size, channels or patch_size, and the
     list of changes. None keeps a field as it is."""
     old = model.config
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = {n: x for n, x in fields.items() if x is not None and x != getattr(old, n, None)}
     if "patch_size" in fields and (not isinstance(old, VitConfig) or old.stem != "patches"):
         raise ConfigError("patch_size can only be changed for a ViT with stem='patches'")
-    has_new_head = fields.get("num_classes", 0) not in (0, old.num_classes)
-    if isinstance(old, VitConfig) and has_new_head and not keep_representation:
+    if isinstance(old, VitConfig) and fields.get("num_classes") and not keep_representation:
         fields["representation"] = 0
     new = old.change(**fields)
     if isinstance(new, MixerConfig) and isinstance(old, MixerConfig) and new.grid != old.grid:
@@ -504,7 +503,6 @@ def merge_adapter(model: Model, path: Path) -> Model:
         raise different
     model, _ = set_numerics(model, config.numerics)
     fields: dict[str, Any] = {name: getattr(config, name, None) for name in TASK[:4]}
-    fields = {k: v for k, v in fields.items() if v != getattr(model.config, k, None)}
     model, _ = adapt(model, **fields)
     state = dict(model.state_dict())
     same = getattr(model.config, "representation", 0) == getattr(config, "representation", 0)

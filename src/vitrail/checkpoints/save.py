@@ -138,7 +138,7 @@ def list_losses(model: Model, format: str, path: Path) -> list[str]:
         return []
     losses = table_for(model.config, table_name(format)).unsupported(model.config)
     if format in FOLDERS and path.suffix in SUFFIXES:  # without config.json
-        numerics = NUMERICS[{"huggingface": "transformers"}.get(format, format)]
+        numerics = NUMERICS[LIBRARIES.get(format, format)]
         more = unsupported_numerics(model.config, numerics)
         losses += [loss for loss in more if loss not in losses]
     return losses

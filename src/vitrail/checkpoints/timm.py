@@ -89,8 +89,6 @@ CLIP_EPS = 1e-5  # of models with a norm before the encoder or rotary positions
 POOLS: dict[Pool, str] = {"cls": "token", "mean": "avg", "map": "map"}
 # Architectures whose heads or GELU differ from the defaults for their width.
 HEADS = {
-    "vit_huge_plus": 20,
-    "vit_7b": 32,
     "vit_base_patch16_gap": 16,
     "vit_giantopt": 16,
     "test_vit": 2,

@@ -35,9 +35,8 @@ class Axis(NamedTuple):
 
     def join(self, lines: Tensor) -> Tensor:
         """Undo `split`."""
-        if not self.columns:
-            return lines.unflatten(0, (-1, self.grid[0])).flatten(1, 2)
-        return lines.unflatten(0, (-1, self.grid[1])).transpose(1, 2).flatten(1, 2)
+        tokens = lines.unflatten(0, (-1, self.grid[self.columns]))
+        return (tokens.transpose(1, 2) if self.columns else tokens).flatten(1, 2)
 
     def bias(self, like: Tensor) -> Tensor:
         """Return an additive mask (N, N) that excludes pairs of different rows, or columns."""

@@ -59,47 +59,42 @@ def validate_fields(config: Any) -> None:
     for lists, a Numerics for its name."""
     for f in fields(config):
         name, value = f.name, getattr(config, f.name)
+        valid, expected, converted = True, "", value
         if get_origin(f.type) is Literal:
             choices = (*get_args(f.type), *REGISTERED.get(name, ()))
             if not any(value == choice for choice in choices):
-                raise unknown(name, value, choices)
+                hint = f"register it first, or use {' or '.join(choices)}" * (name in REGISTERED)
+                raise unknown(name, value, choices, hint)
         elif f.type in (bool, bool | None):
-            if not isinstance(value, bool) and (value is not None or f.type is bool):
-                raise ConfigError(f"{name}={value!r} must be True or False")
+            valid = isinstance(value, bool) or (value is None and f.type is not bool)
+            expected = "True or False"
         elif f.type is int:
-            integer, minimum = as_int(value), 0 if name in MAY_BE_ZERO else 1
-            if integer is None or integer < minimum:
-                raise ConfigError(f"{name}={value!r} must be an integer >= {minimum}")
-            object.__setattr__(config, name, integer)
+            converted, minimum = as_int(value), 0 if name in MAY_BE_ZERO else 1
+            valid = converted is not None and converted >= minimum
+            expected = f"an integer >= {minimum}"
         elif f.type is float and name.endswith(("_eps", "_theta")):
-            number = as_number(value)
-            if number is None or not number > 0:
-                raise ConfigError(f"{name}={value!r} must be a positive number")
-            object.__setattr__(config, name, number)
+            converted, expected = as_number(value), "a positive number"
+            valid = converted is not None and converted > 0
         elif f.type is float:
-            number = as_number(value)
-            if number is None or not 0 <= number < 1:
-                raise ConfigError(f"{name}={value!r} must be a probability in [0, 1)")
-            object.__setattr__(config, name, number)
+            converted, expected = as_number(value), "a probability in [0, 1)"
+            valid = converted is not None and 0 <= converted < 1
         elif f.type == Size:
-            object.__setattr__(config, name, normalize_size(name, value))
+            converted = normalize_size(name, value)
         elif f.type == tuple[int, ...]:
-            units = tuple(value) if isinstance(value, tuple | list) else (value,)
-            counts = tuple(as_int(count) or 0 for count in units)
-            if not all(count > 0 for count in counts):
-                raise ConfigError(f"{name}={value!r} must be positive integers, one per stage")
-            object.__setattr__(config, name, counts)
+            units = value if isinstance(value, tuple | list) else (value,)
+            converted = tuple(as_int(count) or 0 for count in units)
+            valid, expected = min(converted, default=1) > 0, "positive integers, one per stage"
         elif name == "layer_scale" and value is not None:
-            number = as_number(value)
-            if number is None:
-                raise ConfigError(f"layer_scale={value!r} must be a number or None")
-            object.__setattr__(config, name, float(number))
-        elif isinstance(value, str) and f.type is Numerics:
-            if value not in NUMERICS:
+            number, expected = as_number(value), "a number or None"
+            valid, converted = number is not None, float(number or 0)
+        elif f.type is Numerics:
+            if isinstance(value, str) and value not in NUMERICS:
                 raise unknown("numerics", value, NUMERICS)
-            object.__setattr__(config, name, NUMERICS[value])
-        elif f.type is Numerics and not isinstance(value, Numerics):
-            raise ConfigError(f"numerics={value!r} must be a name or a Numerics")
+            converted = NUMERICS[value] if isinstance(value, str) else value
+            valid, expected = isinstance(converted, Numerics), "a name or a Numerics"
+        if not valid:
+            raise ConfigError(f"{name}={value!r} must be {expected}")
+        object.__setattr__(config, name, converted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -82,11 +82,11 @@ def check_images(images: Tensor, channels: int, stride: tuple[int, int] = (1, 1)
     if not isinstance(images, Tensor):
         raise DataError(f"the model takes a tensor of images, not {type(images).__name__}")
     if images.ndim != 4 or images.shape[1] != channels:
+        is_image = images.ndim == 3 and len(images) == channels
+        hint = "; add a batch dimension: image[None]" if is_image else ""
         raise DataError(
             f"a batch of shape {tuple(images.shape)} does not fit a model of {channels} channels; "
-            f"expected (images, {channels}, height, width)"
-            + "; add a batch dimension: image[None]"
-            * (images.ndim == 3)
+            f"expected (images, {channels}, height, width){hint}"
         )
     if not images.is_floating_point():
         raise DataError(f"a batch of {images.dtype} is not normalized; the model takes floats")
@@ -95,5 +95,5 @@ def check_images(images: Tensor, channels: int, stride: tuple[int, int] = (1, 1)
         patch = stride[0] if stride[0] == stride[1] else f"{stride[0]}x{stride[1]}"
         raise DataError(
             f"images of {height}x{width} pixels are not a whole number of {patch}-pixel patches; "
-            f"resize or crop them to a multiple"
+            "resize or crop them to a multiple"
         )

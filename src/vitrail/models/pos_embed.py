@@ -10,6 +10,7 @@ Shapes: h x w patches, T = class tokens + h * w, D width, K channels per head, R
 """
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,31 +37,22 @@ RESIZE_METHODS: dict[ResizeMethod, dict[str, Any]] = {
 }
 
 
-class Cache:
-    """Cache the last table of a fixed embedding.
+def fixed_table(tokens: Tensor, compute: Callable[..., Tensor], *args: Hashable) -> Tensor:
+    """Return `compute(*args)` with the dtype and device of `tokens`, from a cache where possible.
 
-    Bypassed during tracing and in function transforms; fake tensors are not cached.
+    The cache is bypassed during tracing, in function transforms and for fake tensors.
     """
+    if is_transformed() or type(tokens) is not Tensor:
+        return compute(*args).to(tokens)
+    return cached_table(compute, args, tokens.dtype, tokens.device)
 
-    def __init__(self) -> None:
-        # (key, table); one attribute, so that updates are atomic for threads
-        self.entry: tuple[Hashable, Tensor] | None = None
 
-    def get(self, grid: Grid, like: Tensor, compute: Callable[[Grid], Tensor]) -> Tensor:
-        """Return `compute(grid)`, or its last result, with the dtype and device of `like`."""
-        if is_transformed():
-            return compute(grid).to(like)
-        key, entry = (grid, like.dtype, like.device), self.entry
-        if entry is not None and entry[0] == key:
-            return entry[1]
-        with torch.inference_mode(False):  # the table must be usable in any mode
-            table = compute(grid).to(like)
-        if type(table) is Tensor:
-            self.entry = (key, table)
-        return table
-
-    def __reduce__(self) -> tuple[type["Cache"], tuple[()]]:
-        return Cache, ()  # copies and pickles start empty
+@lru_cache(maxsize=16)
+def cached_table(
+    compute: Callable[..., Tensor], args: tuple[Any, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    with torch.inference_mode(False):  # the table must be usable in any mode
+        return compute(*args).to(device, dtype)
 
 
 def is_tracing() -> bool:
@@ -162,18 +154,17 @@ class SinCos2dPosEmbed(PosEmbed):
         super().__init__(config)
         self.prefix = config.num_class_tokens
         self.width = config.width
-        self.cache = Cache()
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return tokens + self.cache.get(grid, tokens, self.embedding)
+        return tokens + fixed_table(tokens, sincos_2d, grid, self.width, self.prefix)
 
     def embedding(self, grid: Grid) -> Tensor:
-        patches = sincos_2d(grid, self.width)
-        return torch.cat([patches.new_zeros(self.prefix, self.width), patches])  # (T, D)
+        return sincos_2d(grid, self.width, self.prefix)  # (T, D)
 
 
-def sincos_2d(grid: Grid, channels: int) -> Tensor:
-    """Sines and cosines of the column, then of the row: (h * w, D), D a multiple of four."""
+def sincos_2d(grid: Grid, channels: int, prefix: int = 0) -> Tensor:
+    """Sines and cosines of the column, then of the row, after `prefix` rows of zeros: (T, D), D a
+    multiple of four."""
     height, width = grid
     quarter = channels // 4
     exponents = torch.arange(quarter, dtype=torch.float64) / max(1, quarter - 1)
@@ -182,7 +173,8 @@ def sincos_2d(grid: Grid, channels: int) -> Tensor:
     rows = torch.arange(height, dtype=torch.float64)[:, None] * frequencies  # (h, D / 4)
     columns = torch.cat([columns.sin(), columns.cos()], dim=1).expand(height, width, -1)
     rows = torch.cat([rows.sin(), rows.cos()], dim=1)[:, None].expand(height, width, -1)
-    return torch.cat([columns, rows], dim=-1).flatten(0, 1)
+    patches = torch.cat([columns, rows], dim=-1).flatten(0, 1)  # (h * w, D)
+    return torch.cat([patches.new_zeros(prefix, channels), patches])
 
 
 class RelativeKeys(NamedTuple):
@@ -258,27 +250,31 @@ class RotaryPosEmbed(nn.Module):
         super().__init__()
         self.head_width, self.theta = config.head_width, config.rope_theta
         self.prefix = config.num_prefix
-        self.cache = Cache()
 
     def rotation(self, grid: Grid, tokens: Tensor) -> Rotation:
         """Return the rotation for a grid, with the dtype and device of `tokens`."""
-        cos, sin = self.cache.get(grid, tokens, self.embedding).chunk(2, dim=1)
+        table = fixed_table(tokens, rotary_2d, grid, self.head_width, self.theta)
+        cos, sin = table.chunk(2, dim=1)
         return Rotation(cos, sin, self.prefix)
 
     def embedding(self, grid: Grid) -> Tensor:
-        """Return cosines, then sines, of the angles: (h * w, K), in float64."""
-        exponents = torch.arange(0, self.head_width, 4, dtype=torch.float64) / self.head_width
-        frequencies = 2 * torch.pi * self.theta**-exponents  # (K / 4,)
-        rows, columns = (
-            ((2 * torch.arange(n, dtype=torch.float64) + 1) / n - 1)[:, None] * frequencies
-            for n in grid
-        )  # (h, K / 4), (w, K / 4)
-        rows = rows[:, None].expand(*grid, -1)
-        angles = torch.cat([rows, columns.expand(*grid, -1)], dim=-1).flatten(0, 1)
-        return torch.cat([angles.cos(), angles.sin()], dim=1)
+        return rotary_2d(grid, self.head_width, self.theta)
 
     def resized_parameters(self, grid: Grid) -> dict[str, Tensor]:
         return {}
+
+
+def rotary_2d(grid: Grid, channels: int, theta: float) -> Tensor:
+    """Cosines, then sines, of the angles: (h * w, K)."""
+    exponents = torch.arange(0, channels, 4, dtype=torch.float64) / channels
+    frequencies = 2 * torch.pi * theta**-exponents  # (K / 4,)
+    rows, columns = (
+        ((2 * torch.arange(n, dtype=torch.float64) + 1) / n - 1)[:, None] * frequencies
+        for n in grid
+    )  # (h, K / 4), (w, K / 4)
+    rows = rows[:, None].expand(*grid, -1)
+    angles = torch.cat([rows, columns.expand(*grid, -1)], dim=-1).flatten(0, 1)
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
 POS_EMBEDS: dict[PositionKind, type[nn.Module]] = {

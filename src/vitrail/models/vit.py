@@ -272,12 +272,11 @@ def create(
     >>> model = create("ViT-B/16", num_classes=10, image_size=384)
     """
     config = configuration(name)
+    config = config.change(**changes) if changes else config
     with torch.random.fork_rng(devices=[], enabled=generator is not None):
-        if generator is not None:  # constructors of registered attentions use torch's own
-            torch.manual_seed(generator.initial_seed())
-        model = build(
-            config.change(**changes) if changes else config, device=torch.get_default_device()
-        )
+        if generator is not None:  # constructors of registered attentions use that of the CPU
+            torch.default_generator.manual_seed(generator.initial_seed())
+        model = build(config, device=torch.get_default_device())
     initialize(model, init, head_bias=head_bias, generator=generator)
     return model
 
@@ -287,9 +286,10 @@ def build(config: Config, *, device: torch.device | str = "meta") -> Model:
 
     With a registered attention, they have the values of its constructor, unless on `meta`.
     """
+    on_meta = torch.device(device).type == "meta"
     if isinstance(config, VitConfig) and ATTENTIONS[config.attention] is not SelfAttention:
-        with torch.device(device):
-            return VisionTransformer(config)
+        with torch.device("meta" if on_meta else "cpu"):
+            return VisionTransformer(config).to(device)
     with torch.device("meta"):
         match config:
             case VitConfig():
@@ -298,7 +298,7 @@ def build(config: Config, *, device: torch.device | str = "meta") -> Model:
                 model = BiT(config)
             case MixerConfig():
                 model = MlpMixer(config)
-    return model if torch.device(device).type == "meta" else model.to_empty(device=device)
+    return model if on_meta else model.to_empty(device=device)
 
 
 @contextmanager
