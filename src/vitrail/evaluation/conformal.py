@@ -161,7 +161,10 @@ def calibrate(
     predictions = result.predictions
     assert predictions is not None
     if predictions.multi_label or predictions.loss == "sigmoid":
-        raise DataError("prediction sets need single-label data; these images have several labels")
+        raise DataError(
+            "prediction sets need a softmax and one label per image; these images or the model "
+            "have several labels, or loss is sigmoid"
+        )
     for note in result.notes:
         if note.startswith("the model was trained on"):
             raise DataError(f"{note}; calibrate with held-out images, which the guarantee needs")

@@ -196,9 +196,10 @@ def real_correct(
 
     Labels are indices of the model's classes in ImageNet's order.
     """
-    best = predictions.scores.predicted.numpy()
+    best = predictions.logits.argmax(axis=1)
     if match.columns is not None:
         best = np.asarray(match.columns)[best]
+    best[np.isnan(predictions.logits).any(axis=1)] = -1  # wrong, as in the accuracy
     correct = []
     for predicted, index in zip(best.tolist(), predictions.indices.tolist(), strict=True):
         name = match.source.name(index)
