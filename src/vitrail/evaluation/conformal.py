@@ -18,7 +18,7 @@ Shapes: N images, K classes.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from typing import Any, Literal
@@ -292,12 +292,12 @@ def coverage_range(samples: int, error_rate: float) -> tuple[float, float]:
 
 
 def abstention_threshold(
-    confidence: np.ndarray, correct: np.ndarray, error_rate: float, level: float = CONFIDENCE
+    confidence: np.ndarray, correct: np.ndarray, error_rate: float
 ) -> float | None:
     """Return a confidence above which at most `error_rate` of the predictions are wrong.
 
-    This holds with probability `level` over draws of the calibration images. One image in five is
-    used to propose thresholds and where to start. On the others, thresholds are tested in
+    This holds with probability `CONFIDENCE` over draws of the calibration images. One image in five
+    is used to propose thresholds and where to start. On the others, thresholds are tested in
     descending order, as long as the test rejects an error rate above the limit. The last one that
     passes is returned; None if the first one fails.
     """
@@ -318,7 +318,7 @@ def abstention_threshold(
     expected = [p_value(t, guide, len(rest) / len(guide), 0.5) for t in candidates]
     best = None
     for threshold in candidates[int(np.argmin(expected)) :].tolist():
-        if p_value(threshold, rest) > 1 - level:
+        if p_value(threshold, rest) > 1 - CONFIDENCE:
             break
         best = threshold
     return best
@@ -336,12 +336,12 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
     return min(1.0, float(np.exp(terms).sum()))
 
 
-def clopper_pearson(errors: int, samples: int, level: float = CONFIDENCE) -> float:
+def clopper_pearson(errors: int, samples: int) -> float:
     """Return the exact one-sided upper bound of an error rate."""
-    return bisect(lambda x: binomial_cdf(errors, samples, x) > 1 - level) if samples else 1.0
+    return bisect(lambda x: binomial_cdf(errors, samples, x) > 1 - CONFIDENCE) if samples else 1.0
 
 
-def bisect(below: Any) -> float:
+def bisect(below: Callable[[float], bool]) -> float:
     """Return where `below` changes from True to False between 0 and 1."""
     low, high = 0.0, 1.0
     for _ in range(50):

@@ -10,7 +10,7 @@ Shapes: N images, B images of a batch, K classes, R resamples.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -181,8 +181,10 @@ def selective_curve(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.nda
     return counts / samples, np.interp(counts, totals, hits) / counts
 
 
-def hits_by_count(confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray) -> Any:
-    """Numbers of images and of correct ones down to each confidence, from the highest; (R, G) each.
+def hits_by_count(
+    confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray
+) -> list[np.ndarray]:
+    """Numbers of images and of correct ones down to each of G confidences: (R, 1 + G) each, from 0.
 
     Images of equal confidence count together, because softmax in float32 is 1.0 for many images,
     whose order, often by class, must not matter. Numbers between two confidences are interpolated.

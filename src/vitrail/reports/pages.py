@@ -44,7 +44,7 @@ from vitrail.evaluation.results import (
 from vitrail.evaluation.robustness import mean_over_corruptions
 from vitrail.formatting import ABSENT, byte_size, duration, percent
 from vitrail.inspection.attention import token_offset
-from vitrail.inspection.images import load_samples
+from vitrail.inspection.images import evenly_spaced, load_samples
 from vitrail.inspection.relevance import rollout
 from vitrail.reports import figures
 from vitrail.reports.figures import Points, inline_svg, line_chart
@@ -587,8 +587,7 @@ def contact_sheet(datasets: Mapping[str, ImageDataset], name: str) -> bytes:
             else:
                 indices = np.flatnonzero(labels == number).tolist()
             locations += [(dataset, index) for index in indices]
-    chosen = np.linspace(0, len(locations) - 1, IMAGES_PER_CLASS).astype(int)
-    picked = [locations[position] for position in np.unique(chosen) if locations]
+    picked = [locations[n] for n in evenly_spaced(len(locations), IMAGES_PER_CLASS)]
     thumbnails = [thumbnail(dataset, index, SHEET_SIDE) for dataset, index in picked]
     images = [image for image in thumbnails if image is not None]  # readable
     step = SHEET_SIDE + SHEET_GAP
