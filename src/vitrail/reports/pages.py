@@ -414,12 +414,11 @@ def points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
 
 
 def write_robustness(
-    folder: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str]
+    folder: Path, rows: list[dict[str, Any]], facts: Mapping[str, str]
 ) -> list[Path]:
     """Write corruptions.html and corruptions.json."""
-    table = [dict(row) for row in rows]
-    known = {key: name for key, name in CORRUPTION_METRICS.items() if key in table[0]}
-    means = {key: mean_over_corruptions(table, key) for key in known}
+    known = {key: name for key, name in CORRUPTION_METRICS.items() if key in rows[0]}
+    means = {key: mean_over_corruptions(rows, key) for key in known}
     tiles = []
     for key, name in known.items():
         corrupted, clean = fmean(means[key][s] for s in SEVERITIES), means[key][0]
@@ -430,13 +429,13 @@ def write_robustness(
         "Common corruptions",
         facts,
         tiles=tiles,
-        chart=inline_svg(figures.corruption_chart(table, known)),
+        chart=inline_svg(figures.corruption_chart(rows, known)),
         means=[(name, list(means[key].values())) for key, name in known.items()],
         severities=["clean", *SEVERITIES],
     )
     page, values = folder / "corruptions.html", folder / "corruptions.json"
     write_atomic(page, html)
-    write_atomic(values, json.dumps(dict(facts) | {"corruptions": table}, indent=1))
+    write_atomic(values, json.dumps(dict(facts) | {"corruptions": rows}, indent=1))
     return [page, values]
 
 
