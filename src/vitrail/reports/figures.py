@@ -297,7 +297,7 @@ def line_chart(
     if not lines:
         return None
     show = percent if percentages else compact_number
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     main = []
     for name, _, points in lines:
@@ -327,7 +327,7 @@ def line_chart(
     axes.grid(False, axis="x")
     axes.xaxis.set(
         major_locator=MaxNLocator(4, steps=[1, 2, 5, 10], integer=True),
-        major_formatter=FuncFormatter(lambda value, _: compact_number(value)),
+        major_formatter=lambda value, _: compact_number(value),
     )
     if log:
         axes.set_yscale("log")
