@@ -1,10 +1,9 @@
 """Filters, positions, token mixing, patch tokens, neighbors: against plain computations."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tiny_models import awake
 from tiny_runs import write_colors
@@ -76,22 +75,6 @@ def test_equal_kernels_and_no_positions():
         np.testing.assert_allclose(token_colors(model, torch.zeros(1, 3, *size)), 0.5)
 
 
-def cosine(one, other):
-    return sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(
-        sum(a * a for a in one) * sum(b * b for b in other)
-    )
-
-
-def by_loops(rows, grid):
-    """Every pair of patches, one after the other."""
-    found = np.zeros((*grid, *grid))
-    for here in np.ndindex(*grid):
-        for there in np.ndindex(*grid):
-            one, other = (rows[i * grid[1] + j] for i, j in (here, there))
-            found[here + there] = cosine(one, other)
-    return found
-
-
 ADDED = {
     "learned": {},
     "mean": {"pool": "mean"},
@@ -113,9 +96,10 @@ def test_positions_are_compared_by_cosine(changes, grid):
     grid = grid or (3, 5)
     positions = model.encoder.positions or [model.position]
     for position, similarity in zip(positions, tables.values(), strict=True):
-        rows = position.embedding(grid)[model.config.num_class_tokens :].tolist()
+        rows = position.embedding(grid)[model.config.num_class_tokens :].detach().double()
+        expected = F.cosine_similarity(rows[:, None], rows, dim=-1).reshape(*grid, *grid)
         assert similarity.shape == (*grid, *grid)
-        np.testing.assert_allclose(similarity, by_loops(rows, grid), atol=1e-6)
+        np.testing.assert_allclose(similarity, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"registers": 2}])
@@ -123,13 +107,13 @@ def test_relative_positions_compare_offsets_with_offset_zero(changes):
     model = awake(VIT.change(position="relative", **changes))
     tables = position_similarity(model)
     assert list(tables) == [f"relative positions of layer {i}" for i in (0, 1)]
-    keys = model.encoder.positions[1].table.tolist()
+    keys = model.encoder.positions[1].table.detach().double()
+    expected = F.cosine_similarity(keys, keys[14], dim=-1).tolist()
     for here in np.ndindex(3, 5):
         for there in np.ndindex(3, 5):
             offset = (here[0] - there[0]) * 5 + here[1] - there[1]  # query less key, in the raster
-            expected = cosine(keys[14 + offset], keys[14])
             found = tables["relative positions of layer 1"][here + there]
-            assert found == pytest.approx(expected, abs=1e-6)
+            assert found == pytest.approx(expected[14 + offset], abs=1e-6)
 
 
 def test_token_mixing_sorts_large_units_by_frequency():
@@ -177,10 +161,10 @@ def test_neighbors_are_the_most_similar_by_cosine_without_the_image_itself(size,
     images = list(load_samples(model, dataset, range(min(3, size)), {}))
     _, neighbors, used = compare_with_dataset(model, dataset, images, lambda *_: None, {})
     assert used == size
-    features = features_of(model, dataset, cache=False).values.tolist()
+    features = torch.tensor(features_of(model, dataset, cache=False).values).double()
     rows = {dataset.name(row): row for row in range(size)}
     for row, found in enumerate(neighbors):
-        alike = [cosine(features[row], other) for other in features]
+        alike = F.cosine_similarity(features[row], features).tolist()
         shown = [rows[near.name] for near in found]
         assert row not in shown
         similarities = [near.similarity for near in found]
