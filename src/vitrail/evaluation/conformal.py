@@ -180,11 +180,13 @@ def calibrate(
         result = replace(result, predictions=predictions)
     classes, labels = predictions.classes, predictions.labels
     p = probabilities(predictions.logits, "softmax")
-    confidence, correct = p.max(axis=1), p.argmax(axis=1) == labels
+    confidence, predicted = p.max(axis=1), p.argmax(axis=1)
+    correct = predicted == labels
     edges = np.unique(np.quantile(confidence, np.linspace(0, 1, DRIFT_BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, confidence)
     scores = np.take_along_axis(class_scores(p, method), labels[:, None], axis=1)[:, 0]
-    groups: list[Any] = [...]
+    by_label: list[Any] = [...]
+    by_predicted: list[Any] = [...]
     if per_class:
         needed, counts = images_needed(error_rate), np.bincount(labels, minlength=len(classes))
         if few := [name for name, n in zip(classes, counts.tolist(), strict=True) if n < needed]:
@@ -193,16 +195,16 @@ def calibrate(
                 f"calibration images of each; {comma_list(few, quoted=True)} have fewer; add "
                 "images, or leave per-class out"
             )
-        groups = [labels == k for k in range(len(classes))]
+        by_label = [labels == k for k in range(len(classes))]
+        by_predicted = [predicted == k for k in range(len(classes))]
     abstain = [
-        abstention_threshold(confidence[rows], correct[rows], error_rate)
-        for rows in ([p.argmax(axis=1) == k for k in range(p.shape[1])] if per_class else [...])
+        abstention_threshold(confidence[rows], correct[rows], error_rate) for rows in by_predicted
     ]
     conformal = Conformal(
         method=method,
         error_rate=error_rate,
         samples=len(labels),
-        thresholds=tuple(conformal_quantile(scores[rows], error_rate) for rows in groups),
+        thresholds=tuple(conformal_quantile(scores[rows], error_rate) for rows in by_label),
         abstain=tuple(ALWAYS_ABSTAIN if t is None else t for t in abstain)
         if any(t is not None for t in abstain)
         else (),

@@ -47,11 +47,11 @@ def open_evaluation_split(
     origin = DataProvenance.from_dict(metadata.provenance)
     splits = origin.splits_for(data)
     if split is None:
-        stated = open_dataset(data, ALL).index
-        if stated.split_ids is None and splits is None:
+        index = open_dataset(data, ALL).index
+        if index.split_ids is None and splits is None:
             split = ALL
         else:
-            last = ALL if stated.split_ids is None else stated.split_names[0]
+            last = ALL if index.split_ids is None else index.split_names[0]
             split = evaluation_split(data, splits=splits) or last
     source = open_dataset(data, split, splits=splits)
     notes = [f"split: {split}", *source.notes]
