@@ -22,6 +22,7 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import open_dataset
 from vitrail.evaluation.metrics import Estimate
 from vitrail.inspection import attention, faithfulness
+from vitrail.inspection.faithfulness import correlation, ranks
 from vitrail.inspection.images import InputImage, evenly_spaced, load_samples
 from vitrail.inspection.relevance import METHODS
 from vitrail.inspection.representations import filter_components, position_similarity
@@ -257,18 +258,6 @@ def pattern_correlation(one: np.ndarray, other: np.ndarray) -> float:
     count = one.shape[0] * one.shape[1]
     tables = (table.reshape(count, count)[np.triu_indices(count, 1)] for table in (one, other))
     return correlation(*map(ranks, tables))
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Return ranks; equal values share their mean."""
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - counts / 2)[group]
-
-
-def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    one, other = one - one.mean(), other - other.mean()
-    size = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(one @ other) / size if size > 0 else 0.0
 
 
 def figure10(results: Results) -> Report:

@@ -185,6 +185,8 @@ def test_order_of_the_classes_in_the_dataset_does_not_matter(calibrated, capsys)
         assert conformal.samples == 240
     with pytest.raises(ConfigError, match="leave out flip, crops and restrict"):
         vitrail.calibrate(folder / "model", data, flip=True)
+    with pytest.raises(DataError, match="or loss is sigmoid"):
+        vitrail.calibrate(folder / "model", data, loss="sigmoid")
 
 
 @pytest.mark.slow

@@ -263,8 +263,9 @@ def test_real_accuracy_accepts_any_of_the_labels(correct_of):
     # Labels are indices of the model's classes.
     correct = correct_of("[[2], [0]]", validation(1, 2), [0, 1], columns=[2, 0, 1])
     assert correct == [True, True]
-    # As in the accuracy, NaN logits are wrong.
-    assert correct_of("[[0], [0]]", validation(1, 2), [0, 0], broken=[0]) == [False, True]
+    # As in the accuracy, NaN logits are wrong, whatever the labels.
+    for labels in ("[[0], [0]]", "[[1], [0]]", "[[0, 1, 2], [0]]"):
+        assert correct_of(labels, validation(1, 2), [0, 0], broken=[0]) == [False, True]
 
 
 @pytest.mark.parametrize(

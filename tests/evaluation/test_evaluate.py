@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +11,15 @@ from torch.distributed.fsdp import fully_shard
 
 import vitrail
 from processes import in_two_processes
-from tiny_runs import equal, tiny_run, write_colors, write_folder
+from tiny_runs import CLASSES, equal, tiny_run, write_colors, write_folder
 from vitrail import ConfigError, DataError
 from vitrail.checkpoints.load import with_head, with_temperature
+from vitrail.checkpoints.metadata import Metadata
 from vitrail.cli import main
 from vitrail.data.datasets import Sample
 from vitrail.data.preprocessing import preset
-from vitrail.evaluation.evaluate import average_views, enlarge_for_crops, quick_evaluate
+from vitrail.evaluation.evaluate import Runner, average_views, enlarge_for_crops, quick_evaluate
+from vitrail.evaluation.robustness import evaluate_corruptions, mean_over_corruptions
 
 pytestmark = pytest.mark.slow
 
@@ -243,6 +246,20 @@ def test_two_fsdp_processes_return_the_result_of_one(tmp_path):
         values, _, loss = output.rpartition(" ")
         assert values == line
         assert float(loss) == pytest.approx(alone.loss, abs=1e-6)
+
+
+def test_broken_logits_of_corrupted_images_are_wrong(tmp_path):
+    data = write_colors(tmp_path / "colors.npz", test=4)
+    runner = Runner(
+        run=lambda images: torch.full((len(images), 3), math.nan),
+        metadata=Metadata(preprocessing=preset("google", (32, 32)), class_names=CLASSES),
+        num_classes=3,
+        channels=3,
+        device=torch.device("cpu"),
+    )
+    rows = evaluate_corruptions(runner, data)
+    assert {(row["accuracy"], row["ece"]) for row in rows} == {(0.0, None)}
+    assert math.isnan(mean_over_corruptions(rows, "ece")[0])
 
 
 def test_views_are_corners_center_and_their_flips():

@@ -1,22 +1,25 @@
 """Filters, positions, token mixing, patch tokens, neighbors: against plain computations."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tiny_models import awake
+from tiny_runs import write_colors
 from vitrail import BitConfig, MixerConfig, VitConfig
+from vitrail.data.datasets import open_dataset
 from vitrail.inspection import representations as file
+from vitrail.inspection.images import load_samples
 from vitrail.inspection.representations import (
+    compare_with_dataset,
     filter_components,
-    nearest_rows,
     position_similarity,
     scatter,
     token_colors,
     token_mixing,
 )
+from vitrail.probing.features import features_of
 
 SIZES = {"depth": 2, "patch_size": 4, "image_size": (12, 20)}
 VIT = VitConfig(width=16, mlp_width=16, heads=2, num_classes=3, **SIZES)
@@ -72,22 +75,6 @@ def test_equal_kernels_and_no_positions():
         np.testing.assert_allclose(token_colors(model, torch.zeros(1, 3, *size)), 0.5)
 
 
-def cosine(one, other):
-    return sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(
-        sum(a * a for a in one) * sum(b * b for b in other)
-    )
-
-
-def by_loops(rows, grid):
-    """Every pair of patches, one after the other."""
-    found = np.zeros((*grid, *grid))
-    for here in np.ndindex(*grid):
-        for there in np.ndindex(*grid):
-            one, other = (rows[i * grid[1] + j] for i, j in (here, there))
-            found[here + there] = cosine(one, other)
-    return found
-
-
 ADDED = {
     "learned": {},
     "mean": {"pool": "mean"},
@@ -109,9 +96,10 @@ def test_positions_are_compared_by_cosine(changes, grid):
     grid = grid or (3, 5)
     positions = model.encoder.positions or [model.position]
     for position, similarity in zip(positions, tables.values(), strict=True):
-        rows = position.embedding(grid)[model.config.num_class_tokens :].tolist()
+        rows = position.embedding(grid)[model.config.num_class_tokens :].detach().double()
+        expected = F.cosine_similarity(rows[:, None], rows, dim=-1).reshape(*grid, *grid)
         assert similarity.shape == (*grid, *grid)
-        np.testing.assert_allclose(similarity, by_loops(rows, grid), atol=1e-6)
+        np.testing.assert_allclose(similarity, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "mean"}, {"registers": 2}])
@@ -119,13 +107,13 @@ def test_relative_positions_compare_offsets_with_offset_zero(changes):
     model = awake(VIT.change(position="relative", **changes))
     tables = position_similarity(model)
     assert list(tables) == [f"relative positions of layer {i}" for i in (0, 1)]
-    keys = model.encoder.positions[1].table.tolist()
+    keys = model.encoder.positions[1].table.detach().double()
+    expected = F.cosine_similarity(keys, keys[14], dim=-1).tolist()
     for here in np.ndindex(3, 5):
         for there in np.ndindex(3, 5):
             offset = (here[0] - there[0]) * 5 + here[1] - there[1]  # query less key, in the raster
-            expected = cosine(keys[14 + offset], keys[14])
             found = tables["relative positions of layer 1"][here + there]
-            assert found == pytest.approx(expected, abs=1e-6)
+            assert found == pytest.approx(expected[14 + offset], abs=1e-6)
 
 
 def test_token_mixing_sorts_large_units_by_frequency():
@@ -166,36 +154,25 @@ def test_colors_are_the_first_three_principal_components_of_the_patches(changes,
         np.testing.assert_allclose(colors[..., channel].ravel(), expected, atol=1e-5)
 
 
-def nearest_by_loops(features, bank, count, exclude):
-    """Sorted by cosine, one query at a time."""
-    found = []
-    for number, query in enumerate(features):
-        alike = [float(query @ row / np.linalg.norm(query) / np.linalg.norm(row)) for row in bank]
-        order = sorted(range(len(bank)), key=lambda row: -alike[row])
-        if exclude is not None:
-            order.remove(exclude[number])
-        found.append([(row, alike[row]) for row in order[:count]])
-    return np.array(found)
-
-
-@pytest.mark.parametrize("exclude", [None, np.arange(9)[::-1] + 3])
-def test_neighbors_are_the_most_similar_by_cosine(exclude):
-    random = np.random.default_rng(0)
-    features, bank = random.normal(size=(9, 5)), random.normal(size=(30, 5))
-    if exclude is not None:
-        features = bank[exclude]
-    indices, similarity = nearest_rows(features, bank, 4, exclude=exclude)
-    expected = nearest_by_loops(features, bank, 4, exclude)
-    np.testing.assert_array_equal(indices, expected[..., 0])
-    np.testing.assert_allclose(similarity, expected[..., 1], atol=1e-6)
-
-
-def test_small_bank_without_the_query_itself():
-    bank = np.eye(3)
-    indices, _ = nearest_rows(bank, bank, 6, exclude=np.arange(3))
-    assert indices.shape == (3, 2)
-    assert not (indices == np.arange(3)[:, None]).any()
-    assert nearest_rows(bank[:1], bank[:1], 6, exclude=np.array([0]))[0].shape == (1, 0)
+@pytest.mark.parametrize("size", [1, 3, 30])
+def test_neighbors_are_the_most_similar_by_cosine_without_the_image_itself(size, tmp_path):
+    model = awake(VIT.change(image_size=8))
+    dataset = open_dataset(write_colors(tmp_path / "colors.npz", train=size), "train")
+    images = list(load_samples(model, dataset, range(min(3, size)), {}))
+    _, neighbors, used = compare_with_dataset(model, dataset, images, lambda *_: None, {})
+    assert used == size
+    features = torch.tensor(features_of(model, dataset, cache=False).values).double()
+    rows = {dataset.name(row): row for row in range(size)}
+    for row, found in enumerate(neighbors):
+        alike = F.cosine_similarity(features[row], features).tolist()
+        shown = [rows[near.name] for near in found]
+        assert row not in shown
+        similarities = [near.similarity for near in found]
+        np.testing.assert_allclose(similarities, [alike[other] for other in shown], atol=1e-6)
+        del alike[row]
+        np.testing.assert_allclose(similarities, sorted(alike)[::-1][:6], atol=1e-6)
+        labels = [dataset.classes[dataset[other].label] for other in shown]
+        assert [near.label for near in found] == labels
 
 
 def clusters(count, classes=3):

@@ -18,7 +18,7 @@ Shapes: N images, K classes.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
 from typing import Any, Literal
@@ -161,7 +161,10 @@ def calibrate(
     predictions = result.predictions
     assert predictions is not None
     if predictions.multi_label or predictions.loss == "sigmoid":
-        raise DataError("prediction sets need single-label data; these images have several labels")
+        raise DataError(
+            "prediction sets need a softmax and one label per image; these images or the model "
+            "have several labels, or loss is sigmoid"
+        )
     for note in result.notes:
         if note.startswith("the model was trained on"):
             raise DataError(f"{note}; calibrate with held-out images, which the guarantee needs")
@@ -177,11 +180,13 @@ def calibrate(
         result = replace(result, predictions=predictions)
     classes, labels = predictions.classes, predictions.labels
     p = probabilities(predictions.logits, "softmax")
-    confidence, correct = p.max(axis=1), p.argmax(axis=1) == labels
+    confidence, predicted = p.max(axis=1), p.argmax(axis=1)
+    correct = predicted == labels
     edges = np.unique(np.quantile(confidence, np.linspace(0, 1, DRIFT_BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, confidence)
     scores = np.take_along_axis(class_scores(p, method), labels[:, None], axis=1)[:, 0]
-    groups: list[Any] = [...]
+    by_label: list[Any] = [...]
+    by_predicted: list[Any] = [...]
     if per_class:
         needed, counts = images_needed(error_rate), np.bincount(labels, minlength=len(classes))
         if few := [name for name, n in zip(classes, counts.tolist(), strict=True) if n < needed]:
@@ -190,16 +195,16 @@ def calibrate(
                 f"calibration images of each; {comma_list(few, quoted=True)} have fewer; add "
                 "images, or leave per-class out"
             )
-        groups = [labels == k for k in range(len(classes))]
+        by_label = [labels == k for k in range(len(classes))]
+        by_predicted = [predicted == k for k in range(len(classes))]
     abstain = [
-        abstention_threshold(confidence[rows], correct[rows], error_rate)
-        for rows in ([p.argmax(axis=1) == k for k in range(p.shape[1])] if per_class else [...])
+        abstention_threshold(confidence[rows], correct[rows], error_rate) for rows in by_predicted
     ]
     conformal = Conformal(
         method=method,
         error_rate=error_rate,
         samples=len(labels),
-        thresholds=tuple(conformal_quantile(scores[rows], error_rate) for rows in groups),
+        thresholds=tuple(conformal_quantile(scores[rows], error_rate) for rows in by_label),
         abstain=tuple(ALWAYS_ABSTAIN if t is None else t for t in abstain)
         if any(t is not None for t in abstain)
         else (),
@@ -289,12 +294,12 @@ def coverage_range(samples: int, error_rate: float) -> tuple[float, float]:
 
 
 def abstention_threshold(
-    confidence: np.ndarray, correct: np.ndarray, error_rate: float, level: float = CONFIDENCE
+    confidence: np.ndarray, correct: np.ndarray, error_rate: float
 ) -> float | None:
     """Return a confidence above which at most `error_rate` of the predictions are wrong.
 
-    This holds with probability `level` over draws of the calibration images. One image in five is
-    used to propose thresholds and where to start. On the others, thresholds are tested in
+    This holds with probability `CONFIDENCE` over draws of the calibration images. One image in five
+    is used to propose thresholds and where to start. On the others, thresholds are tested in
     descending order, as long as the test rejects an error rate above the limit. The last one that
     passes is returned; None if the first one fails.
     """
@@ -315,7 +320,7 @@ def abstention_threshold(
     expected = [p_value(t, guide, len(rest) / len(guide), 0.5) for t in candidates]
     best = None
     for threshold in candidates[int(np.argmin(expected)) :].tolist():
-        if p_value(threshold, rest) > 1 - level:
+        if p_value(threshold, rest) > 1 - CONFIDENCE:
             break
         best = threshold
     return best
@@ -333,12 +338,12 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
     return min(1.0, float(np.exp(terms).sum()))
 
 
-def clopper_pearson(errors: int, samples: int, level: float = CONFIDENCE) -> float:
+def clopper_pearson(errors: int, samples: int) -> float:
     """Return the exact one-sided upper bound of an error rate."""
-    return bisect(lambda x: binomial_cdf(errors, samples, x) > 1 - level) if samples else 1.0
+    return bisect(lambda x: binomial_cdf(errors, samples, x) > 1 - CONFIDENCE) if samples else 1.0
 
 
-def bisect(below: Any) -> float:
+def bisect(below: Callable[[float], bool]) -> float:
     """Return where `below` changes from True to False between 0 and 1."""
     low, high = 0.0, 1.0
     for _ in range(50):

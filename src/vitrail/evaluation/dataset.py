@@ -47,11 +47,11 @@ def open_evaluation_split(
     origin = DataProvenance.from_dict(metadata.provenance)
     splits = origin.splits_for(data)
     if split is None:
-        stated = open_dataset(data, ALL).index
-        if stated.split_ids is None and splits is None:
+        index = open_dataset(data, ALL).index
+        if index.split_ids is None and splits is None:
             split = ALL
         else:
-            last = ALL if stated.split_ids is None else stated.split_names[0]
+            last = ALL if index.split_ids is None else index.split_names[0]
             split = evaluation_split(data, splits=splits) or last
     source = open_dataset(data, split, splits=splits)
     notes = [f"split: {split}", *source.notes]
@@ -196,9 +196,10 @@ def real_correct(
 
     Labels are indices of the model's classes in ImageNet's order.
     """
-    best = predictions.scores.predicted.numpy()
+    best = predictions.logits.argmax(axis=1)
     if match.columns is not None:
         best = np.asarray(match.columns)[best]
+    best[np.isnan(predictions.logits).any(axis=1)] = -1  # wrong, as in the accuracy
     correct = []
     for predicted, index in zip(best.tolist(), predictions.indices.tolist(), strict=True):
         name = match.source.name(index)

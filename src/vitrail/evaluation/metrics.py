@@ -10,7 +10,7 @@ Shapes: N images, B images of a batch, K classes, R resamples.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -163,8 +163,8 @@ def accuracy_at_80(
     confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Accuracy on the 80 % of the images with the most confident predictions; NaN comes last."""
-    count, curves = num_covered(len(correct)), hits_by_count(confidence, correct, weights)
-    hits = [np.interp(count, *curve) for curve in zip(*curves, strict=True)]
+    count = num_covered(len(correct))
+    hits = [np.interp(count, *curve) for curve in hits_by_count(confidence, correct, weights)]
     return {"accuracy_at_80": np.array(hits) / count}
 
 
@@ -177,22 +177,22 @@ def selective_curve(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.nda
     """Coverages and selective accuracies, at most `MAX_CURVE_POINTS` of them."""
     samples = len(correct)
     counts = np.linspace(1, samples, min(samples, MAX_CURVE_POINTS)).round().astype(np.int64)
-    (totals,), (hits,) = hits_by_count(confidence, correct, np.ones((1, samples)))
-    return counts / samples, np.interp(counts, totals, hits) / counts
+    (curve,) = hits_by_count(confidence, correct, np.ones((1, samples)))
+    return counts / samples, np.interp(counts, *curve) / counts
 
 
-def hits_by_count(confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray) -> Any:
-    """Numbers of images and of correct ones down to each confidence, from the highest; (R, G) each.
+def hits_by_count(
+    confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Numbers of images and of correct ones down to each confidence, from 0; for weights (R, N).
 
     Images of equal confidence count together, because softmax in float32 is 1.0 for many images,
     whose order, often by class, must not matter. Numbers between two confidences are interpolated.
     """
-    falling = np.nan_to_num(-confidence, nan=1.0)
-    order = np.argsort(falling)
-    last = np.flatnonzero(np.diff(falling[order], append=math.inf))  # of each confidence
-    drawn = weights[:, order]
-    sums = (x.cumsum(axis=1)[:, last] for x in (drawn, drawn * correct[order]))
-    return [np.pad(x, ((0, 0), (1, 0))) for x in sums]
+    _, groups = np.unique(-confidence, return_inverse=True)  # the highest first, NaN last
+    for row in weights:  # N numbers stay in the cache, R x N would not
+        images, hits = np.bincount(groups, row), np.bincount(groups, row * correct)
+        yield np.append(0, images.cumsum()), np.append(0, hits.cumsum())
 
 
 def f1_averages(

@@ -26,6 +26,7 @@ from vitrail.evaluation.conformal import Conformal
 from vitrail.evaluation.dataset import RelabeledSource, match_classes, open_evaluation_split
 from vitrail.evaluation.evaluate import Runner, collect_outputs, labels_at
 from vitrail.evaluation.metrics import LossKind
+from vitrail.evaluation.results import to_json
 
 CLEAN = ("clean", 0)
 
@@ -45,8 +46,8 @@ def evaluate_corruptions(
 
     `images` of the split are used, evenly spaced; `loss` is that of `evaluate`, `options` are those
     of `run_inference`. The keys are corruption, severity, accuracy, ece and, of a calibrated model,
-    coverage (share of prediction sets with the true class), set_size, accepted and accepted_error
-    (None if nothing is accepted).
+    coverage (share of prediction sets with the true class), set_size, accepted and accepted_error.
+    Undefined values, such as the error of no accepted prediction, are None.
     """
     metadata = runner.metadata
     source, _ = open_evaluation_split(data, split, metadata)
@@ -91,13 +92,14 @@ def evaluate_corruptions(
     table = []
     for number, (name, severity) in enumerate(variants):
         logits = values.reshape(len(indices), len(variants), -1)[:, number]
-        p = probabilities(logits, loss)
-        correct = logits.argmax(axis=1) == labels
+        correct = (logits.argmax(axis=1) == labels) & ~np.isnan(logits).any(axis=1)
+        known = (logits < np.inf).all(axis=1)  # others have no confidence, as in `evaluate`
+        confidence = probabilities(logits[known], loss).max(axis=1)
         row = {
             "corruption": name,
             "severity": severity,
             "accuracy": float(correct.mean()),
-            "ece": expected_calibration_error(*reliability_bins(p.max(axis=1), correct)),
+            "ece": expected_calibration_error(*reliability_bins(confidence, correct[known])),
         }
         if conformal is not None:
             p = probabilities(logits, "softmax")
@@ -109,12 +111,12 @@ def evaluate_corruptions(
                 "accepted_error": float((~correct)[accepted].mean()) if accepted.any() else None,
             }
         table.append(row)
-    return table
+    return to_json(table)
 
 
 def mean_over_corruptions(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
     """Return the mean of a metric over corruptions, by severity; 0 is clean."""
     return {
-        severity: float(np.mean([row[key] for row in rows if row["severity"] == severity]))
+        severity: float(np.array([x[key] for x in rows if x["severity"] == severity], float).mean())
         for severity in (0, *SEVERITIES)
     }

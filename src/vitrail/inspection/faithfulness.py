@@ -185,15 +185,18 @@ def randomize(model: Model) -> Model:
 
 def rank_correlation(maps: Tensor, others: Tensor) -> float:
     """Return Spearman's rank correlation of maps (B, h, w), mean over images; 0 for a constant."""
+    pairs = (x.flatten(1).cpu().double().numpy() for x in (maps, others))
+    return float(np.mean([correlation(*map(ranks, pair)) for pair in zip(*pairs, strict=True)]))
 
-    def ranks(values: Tensor) -> Tensor:  # (n,), with mean 0; equal values share theirs
-        above, equal = (values[:, None] > values).sum(1), (values[:, None] == values).sum(1)
-        ranked = above.double() + equal.double() / 2
-        return ranked - ranked.mean()
 
-    total = 0.0
-    for pair in zip(maps.flatten(1), others.flatten(1), strict=True):
-        one, other = map(ranks, pair)
-        size = one.norm() * other.norm()
-        total += float(one @ other / size) if size > 0 else 0.0
-    return total / len(maps)
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return ranks; equal values share their mean."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - counts / 2)[group]
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Return Pearson's correlation; 0 for a constant."""
+    one, other = one - one.mean(), other - other.mean()
+    size = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / size if size > 0 else 0.0

@@ -220,10 +220,18 @@ def inspect_model(
                     replace(one, token_colors=color)
                     for one, color in zip(inspected, colors, strict=True)
                 ]
-            stats = collect_attention_stats(model, dataset, inputs, images, progress, skipped)
-            faithfulness = None
+
+            def samples(count: int) -> Iterator[InputImage]:
+                """Yield images of the dataset, or else the inspected ones."""
+                if dataset is None:
+                    return iter(inputs[:count])
+                return load_samples(model, dataset, evenly_spaced(len(dataset), count), skipped)
+
+            stats = faithfulness = None
+            if total := min(images, len(inputs if dataset is None else dataset)):
+                stats = collect_attention_stats(model, samples(total), total, progress, skipped)
             if score:
-                faithfulness = score_maps(model, dataset, inputs, methods, progress, skipped)
+                faithfulness = score_maps(model, samples(SCORED_IMAGES), methods, progress)
             result = replace(result, attention=stats, faithfulness=faithfulness)
         else:
             notes.append("the model has no attention: only predictions and weights are shown")
@@ -344,21 +352,12 @@ def inspect_image(
 
 def collect_attention_stats(
     model: VisionTransformer,
-    dataset: ImageDataset | None,
-    inputs: Sequence[InputImage],
-    count: int,
+    source: Iterator[InputImage],
+    total: int,
     progress: Progress,
-    skipped: dict[str, str],
-) -> AttentionStats | None:
-    """Compute attention statistics over images of the dataset, or else over the inspected ones."""
-    source: Iterator[InputImage]
-    if dataset is None:
-        total, source = min(count, len(inputs)), iter(inputs[:count])
-    else:
-        rows = evenly_spaced(len(dataset), count)
-        total, source = len(rows), load_samples(model, dataset, rows, skipped)
-    if not total:
-        return None
+    skipped: Mapping[str, str],
+) -> AttentionStats:
+    """Compute attention statistics over up to `total` images."""
     batch_size = batch_size_for(model, get_metadata(model).preprocessing.size)
 
     def batches() -> Iterator[Tensor]:
@@ -375,19 +374,14 @@ def collect_attention_stats(
 
 def score_maps(
     model: VisionTransformer,
-    dataset: ImageDataset | None,
-    inputs: Sequence[InputImage],
+    source: Iterator[InputImage],
     methods: Sequence[str],
     progress: Progress,
-    skipped: dict[str, str],
 ) -> Faithfulness:
-    """Evaluate faithfulness on images of the dataset, or else on the inspected ones."""
+    """Evaluate faithfulness, and log before how long it will take."""
     if not model.config.num_classes:
         raise ConfigError("score needs class probabilities; this model has no classification head")
-    tensors = [image.tensor for image in inputs]
-    if dataset is not None:
-        rows = evenly_spaced(len(dataset), SCORED_IMAGES)
-        tensors = [image.tensor for image in load_samples(model, dataset, rows, skipped)]
+    tensors = [image.tensor for image in source]
     if not tensors:
         raise DataError("score needs images; pass some, or a dataset with --data")
     images, methods, started = torch.stack(tensors), (*methods, *BASELINES), time.monotonic()

@@ -175,23 +175,6 @@ def token_colors(model: VisionTransformer, images: Tensor) -> np.ndarray:
     return colors.reshape(len(images), *grid, 3).astype(np.float32)
 
 
-def nearest_rows(
-    queries: np.ndarray, bank: np.ndarray, count: int, *, exclude: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the bank (n, D) most similar to each query (q, D), and the similarities.
-
-    By cosine similarity, both (q, count), most similar first; fewer if the bank is smaller.
-    `exclude` is a row of the bank per query that is left out: the query itself.
-    """
-    count = max(0, min(count, len(bank) - (exclude is not None)))
-    queries, bank = (normalize_rows(x.astype(np.float32)) for x in (queries, bank))
-    scores = queries @ bank.T  # (q, n)
-    if exclude is not None:
-        scores[np.arange(len(scores)), exclude] = -np.inf
-    indices = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-    return indices, np.take_along_axis(scores, indices, axis=1)
-
-
 def scatter(
     features: np.ndarray, labels: np.ndarray, classes: Sequence[str], *, max_points: int = 2000
 ) -> Scatter:
@@ -232,8 +215,9 @@ def compare_with_dataset(
     progress: Callable[[str, int, int], None],
     skipped: dict[str, str],
 ) -> tuple[Scatter, list[tuple[Neighbor, ...]], int]:
-    """Return the dataset in two dimensions, the nearest neighbors of each image, and how many
-    images of the dataset were used. Unreadable ones are added to `skipped`, by name."""
+    """Return the dataset in two dimensions, for each image the others of the dataset with the most
+    similar features, and how many images of the dataset were used. Unreadable ones are added to
+    `skipped`, by name."""
     subset = dataset
     if len(dataset) > MAX_IMAGES:
         subset = dataset.subset(np.array(evenly_spaced(len(dataset), MAX_IMAGES)))
@@ -245,20 +229,20 @@ def compare_with_dataset(
     )
     skipped |= bank.skipped
     rows = np.array([subset.row(index) for index in bank.indices.tolist()])  # in the collection
+    units = normalize_rows(bank.values)  # (n, D)
     neighbors = []
     for image in images:
         with torch.inference_mode():
-            query = model.features(image.tensor[None]).float().cpu().numpy()
-        itself = None
-        if image.row is not None and dataset.row(image.row) in rows:
-            itself = np.flatnonzero(rows == dataset.row(image.row))
-        nearest, similarity = nearest_rows(query, bank.values, NEIGHBORS, exclude=itself)
+            query = model.features(image.tensor[None])[0].float().cpu().numpy()  # (D,)
+        itself = -1 if image.row is None else dataset.row(image.row)
+        others = np.flatnonzero(rows != itself)
+        similarity = units[others] @ normalize_rows(query)  # cosine
         closest = []
-        for row_index, value in zip(nearest[0].tolist(), similarity[0].tolist(), strict=True):
-            index = int(bank.indices[row_index])
+        for place in np.argsort(-similarity, kind="stable")[:NEIGHBORS].tolist():
+            index = int(bank.indices[others[place]])
             small = thumbnail(subset, index, THUMBNAIL, enlarge=False)
             pixels = np.zeros((1, 1, 3), np.uint8) if small is None else np.asarray(small)
-            label = bank.classes[bank.labels[row_index]]
-            closest.append(Neighbor(subset.name(index), label, value, pixels))
+            label = bank.classes[bank.labels[others[place]]]
+            closest.append(Neighbor(subset.name(index), label, float(similarity[place]), pixels))
         neighbors.append(tuple(closest))
     return scatter(bank.values, bank.labels, bank.classes), neighbors, len(subset)

@@ -131,64 +131,62 @@ def patch_image(pixels: np.ndarray, box: "Box", grid: tuple[int, int]) -> Image.
     return image
 
 
-def image_grid(
-    images: Sequence[Image.Image], captions: Sequence[str], columns: int, side: float = 150
-) -> Any:
+@plot_style()
+def image_grid(images: Sequence[Image.Image], captions: Sequence[str], columns: int) -> Any:
     """Images in rows, a caption of one or two lines below each."""
-    with plot_style():
-        rows = range(0, len(images), columns)
-        lines = [max(len(c.splitlines()) for c in captions[i : i + columns]) for i in rows]
-        tops = np.cumsum([12, *(side + 12 + 15 * count for count in lines)])
-        figure = new_figure(columns * (side + 12) + 12, tops[-1], "images")
-        for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
-            row, column = divmod(number, columns)
-            axes = add_axes(figure, 12 + column * (side + 12), tops[row], side, side)
-            axes.imshow(np.asarray(image))
-            axes.set_axis_off()
-            shown = [truncate(printable(line), MAX_CAPTION) for line in caption.splitlines()]
-            axes.text(0, -0.02, "\n".join(shown), transform=axes.transAxes, va="top")
-        return figure
+    side, rows = 150, range(0, len(images), columns)
+    lines = [max(len(c.splitlines()) for c in captions[i : i + columns]) for i in rows]
+    tops = np.cumsum([12, *(side + 12 + 15 * count for count in lines)])
+    figure = new_figure(columns * (side + 12) + 12, tops[-1], "images")
+    for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        row, column = divmod(number, columns)
+        axes = add_axes(figure, 12 + column * (side + 12), tops[row], side, side)
+        axes.imshow(np.asarray(image))
+        axes.set_axis_off()
+        shown = [truncate(printable(line), MAX_CAPTION) for line in caption.splitlines()]
+        axes.text(0, -0.02, "\n".join(shown), transform=axes.transAxes, va="top")
+    return figure
 
 
+@plot_style()
 def position_plot(tables: Mapping[str, np.ndarray], columns: int = 1) -> Any:
     """Figure 7, center: one tile per patch, at its place, with its similarity to all patches.
 
     `tables` are similarities (h, w, h, w) by title. Colors run from the lowest one to 1. Of more
     than 16 rows or columns every second, third, ... is drawn.
     """
-    with plot_style():
-        rows = -(-len(tables) // columns)
-        label = f"similarity of positions: {', '.join(map(printable, tables))}"
-        figure = new_figure(440 * columns, 420 * rows, label)
-        for number, (title, table) in enumerate(tables.items()):
-            high, wide = table.shape[:2]
-            down, across = math.ceil(high / MAX_TILES), math.ceil(wide / MAX_TILES)
-            shown = table[::down, ::across]  # (rows, columns, h, w)
-            low = min(float(table.min()), 0.9)  # some range if all are similar
-            row, column = divmod(number, columns)
-            axes = add_axes(figure, 440 * column + 52, 420 * row + 34, 320, 330)
-            tiles = mosaic(shown.reshape(-1, high, wide), shown.shape[1], math.nan)
-            image = axes.imshow(
-                tiles,
-                cmap="viridis",
-                vmin=low,
-                vmax=1,
-                interpolation="none",
-                extent=(-0.5, shown.shape[1] - 0.5, shown.shape[0] - 0.5, -0.5),
-                aspect=tiles.shape[0] / tiles.shape[1] * shown.shape[1] / shown.shape[0],
-            )
-            axes.grid(False)
-            axes.spines[:].set_visible(False)
-            for axis, count, step in zip("xy", shown.shape[1::-1], (across, down), strict=True):
-                ticks = range(0, count, -(-count // MAX_LAYER_TICKS))
-                getattr(axes, f"set_{axis}ticks")(ticks, [str(step * tick) for tick in ticks])
-            axes.set(xlabel="column of the patch", ylabel="row of the patch")
-            axes.set_title(printable(title), fontsize=12, loc="left", color=LIGHT["ink"])
-            color_axes = add_axes(figure, 440 * column + 382, 420 * row + 34, 14, 330)
-            bar = figure.colorbar(image, cax=color_axes)
-            bar.outline.set_visible(False)
-            bar.ax.grid(False)
-        return figure
+    rows = -(-len(tables) // columns)
+    label = f"similarity of positions: {', '.join(map(printable, tables))}"
+    figure = new_figure(440 * columns, 420 * rows, label)
+    for number, (title, table) in enumerate(tables.items()):
+        high, wide = table.shape[:2]
+        down, across = math.ceil(high / MAX_TILES), math.ceil(wide / MAX_TILES)
+        shown = table[::down, ::across]  # (rows, columns, h, w)
+        low = min(float(table.min()), 0.9)  # some range if all are similar
+        row, column = divmod(number, columns)
+        axes = add_axes(figure, 440 * column + 52, 420 * row + 34, 320, 330)
+        tiles = mosaic(shown.reshape(-1, high, wide), shown.shape[1], math.nan)
+        image = axes.imshow(
+            tiles,
+            cmap="viridis",
+            vmin=low,
+            vmax=1,
+            interpolation="none",
+            extent=(-0.5, shown.shape[1] - 0.5, shown.shape[0] - 0.5, -0.5),
+            aspect=tiles.shape[0] / tiles.shape[1] * shown.shape[1] / shown.shape[0],
+        )
+        axes.grid(False)
+        axes.spines[:].set_visible(False)
+        for axis, count, step in zip("xy", shown.shape[1::-1], (across, down), strict=True):
+            ticks = range(0, count, -(-count // MAX_LAYER_TICKS))
+            getattr(axes, f"set_{axis}ticks")(ticks, [str(step * tick) for tick in ticks])
+        axes.set(xlabel="column of the patch", ylabel="row of the patch")
+        axes.set_title(printable(title), fontsize=12, loc="left", color=LIGHT["ink"])
+        color_axes = add_axes(figure, 440 * column + 382, 420 * row + 34, 14, 330)
+        bar = figure.colorbar(image, cax=color_axes)
+        bar.outline.set_visible(False)
+        bar.ax.grid(False)
+    return figure
 
 
 def mosaic(tiles: np.ndarray, columns: int, fill: float) -> np.ndarray:
@@ -224,13 +222,13 @@ def mixing_plot(units: np.ndarray) -> Any:
     return tile_plot(colors, "token-mixing weights")
 
 
-def tile_plot(tiles: np.ndarray, label: str, columns: int = 7) -> Any:
-    """Tiles (n, h, w, 4) of RGBA, 0 to 1, in rows."""
-    with plot_style():
-        image = mosaic(tiles, min(columns, len(tiles)), 0.0)
-        width = 480 * min(columns, len(tiles)) / columns
-        figure = new_figure(width, width * image.shape[0] / image.shape[1], label)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.imshow(image, interpolation="none", aspect="auto")
-        axes.set_axis_off()
-        return figure
+@plot_style()
+def tile_plot(tiles: np.ndarray, label: str) -> Any:
+    """Tiles (n, h, w, 4) of RGBA, 0 to 1, in rows of seven."""
+    columns = min(7, len(tiles))
+    image, width = mosaic(tiles, columns, 0.0), 480 * columns / 7
+    figure = new_figure(width, width * image.shape[0] / image.shape[1], label)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow(image, interpolation="none", aspect="auto")
+    axes.set_axis_off()
+    return figure

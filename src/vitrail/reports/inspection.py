@@ -118,13 +118,11 @@ def named_maps(image: ImageInspection) -> Iterator[tuple[str, np.ndarray]]:
 
 def named_arrays(inspection: Inspection) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the contents of arrays.npz."""
-    if inspection.filters is not None and inspection.filters_explained is not None:
-        yield "filters", inspection.filters
-        yield "filters_explained", inspection.filters_explained
+    for name in ("filters", "filters_explained", "mixing"):
+        if (array := getattr(inspection, name)) is not None:
+            yield name, array
     for number, table in enumerate(inspection.positions.values()):
         yield f"positions_{number}", table
-    if inspection.mixing is not None:
-        yield "mixing", inspection.mixing
     if (stats := inspection.attention) is not None:
         for variant, values in stats.distance.items():
             yield f"distance_{slug(variant)}", values
@@ -139,9 +137,8 @@ def named_arrays(inspection: Inspection) -> Iterator[tuple[str, np.ndarray]]:
             yield f"picture_{number}_layer_{layer}", values
     if inspection.faithfulness is not None:
         for method, curves in inspection.faithfulness.curves.items():
-            yield f"shares_{slug(method)}", curves.shares
-            yield f"insertion_{slug(method)}", curves.insertion
-            yield f"deletion_{slug(method)}", curves.deletion
+            for name in ("shares", "insertion", "deletion"):
+                yield f"{name}_{slug(method)}", getattr(curves, name)
     if inspection.scatter is not None:
         yield "map_points", inspection.scatter.points
         yield "map_labels", inspection.scatter.labels
@@ -170,24 +167,25 @@ def inspection_page(inspection: Inspection, plots: Mapping[str, Any] | None = No
     """Return the page; `plots` are those of `draw_plots`, if they are drawn already."""
     plots = draw_plots(inspection) if plots is None else plots
     drawn = {name: inline_svg(plot) for name, plot in plots.items()}
-    images, stats = inspection.images, inspection.attention
-    values: dict[str, Any] = dict.fromkeys(SECTIONS)
-    values["images"] = [image_values(image) for image in images]
-    values["browser"] = browser_values(images, inspection.prefix)
+    images, stats, scores = inspection.images, inspection.attention, inspection.faithfulness
+    values: dict[str, Any] = dict.fromkeys(SECTIONS) | {
+        "images": [image_values(image) for image in images],
+        "browser": browser_values(images, inspection.prefix),
+        "filters": drawn.get("filters"),
+        "positions": [svg for name, svg in drawn.items() if name.startswith("positions")],
+        "mixing": drawn.get("mixing"),
+        "tokens": [
+            (image, smallest_data_url(color_image(image.token_colors, image.box, MAP_SIDE)))
+            for image in images
+            if image.token_colors is not None
+        ],
+        "neighbors": [image for image in images if image.neighbors],
+        "scatter": drawn.get("map"),
+        "faithfulness": faithfulness_values(scores) if scores and scores.curves else None,
+        "notes": inspection.notes,
+    }
     if stats is not None:
         values |= attention_values(stats, inspection.prefix)
-    values |= {"filters": drawn.get("filters"), "mixing": drawn.get("mixing")}
-    values |= {"scatter": drawn.get("map")}
-    values["positions"] = [svg for name, svg in drawn.items() if name.startswith("positions")]
-    values["tokens"] = [
-        (image, smallest_data_url(color_image(image.token_colors, image.box, MAP_SIDE)))
-        for image in images
-        if image.token_colors is not None
-    ]
-    values["neighbors"] = [image for image in images if image.neighbors]
-    if inspection.faithfulness is not None and inspection.faithfulness.curves:
-        values["faithfulness"] = faithfulness_values(inspection.faithfulness)
-    values["notes"] = inspection.notes
     methods = dict.fromkeys(name for one in images for name in (*one.maps, *one.class_maps))
     return render(
         "inspection.html",

@@ -44,7 +44,7 @@ from vitrail.evaluation.results import (
 from vitrail.evaluation.robustness import mean_over_corruptions
 from vitrail.formatting import ABSENT, byte_size, duration, percent
 from vitrail.inspection.attention import token_offset
-from vitrail.inspection.images import load_samples
+from vitrail.inspection.images import evenly_spaced, load_samples
 from vitrail.inspection.relevance import rollout
 from vitrail.reports import figures
 from vitrail.reports.figures import Points, inline_svg, line_chart
@@ -414,12 +414,11 @@ def points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
 
 
 def write_robustness(
-    folder: Path, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str]
+    folder: Path, rows: list[dict[str, Any]], facts: Mapping[str, str]
 ) -> list[Path]:
     """Write corruptions.html and corruptions.json."""
-    table = [dict(row) for row in rows]
-    known = {key: name for key, name in CORRUPTION_METRICS.items() if key in table[0]}
-    means = {key: mean_over_corruptions(table, key) for key in known}
+    known = {key: name for key, name in CORRUPTION_METRICS.items() if key in rows[0]}
+    means = {key: mean_over_corruptions(rows, key) for key in known}
     tiles = []
     for key, name in known.items():
         corrupted, clean = fmean(means[key][s] for s in SEVERITIES), means[key][0]
@@ -430,13 +429,13 @@ def write_robustness(
         "Common corruptions",
         facts,
         tiles=tiles,
-        chart=inline_svg(figures.corruption_chart(table, known)),
+        chart=inline_svg(figures.corruption_chart(rows, known)),
         means=[(name, list(means[key].values())) for key, name in known.items()],
         severities=["clean", *SEVERITIES],
     )
     page, values = folder / "corruptions.html", folder / "corruptions.json"
     write_atomic(page, html)
-    write_atomic(values, json.dumps(dict(facts) | {"corruptions": table}, indent=1))
+    write_atomic(values, json.dumps(dict(facts) | {"corruptions": rows}, indent=1))
     return [page, values]
 
 
@@ -587,8 +586,7 @@ def contact_sheet(datasets: Mapping[str, ImageDataset], name: str) -> bytes:
             else:
                 indices = np.flatnonzero(labels == number).tolist()
             locations += [(dataset, index) for index in indices]
-    chosen = np.linspace(0, len(locations) - 1, IMAGES_PER_CLASS).astype(int)
-    picked = [locations[position] for position in np.unique(chosen) if locations]
+    picked = [locations[n] for n in evenly_spaced(len(locations), IMAGES_PER_CLASS)]
     thumbnails = [thumbnail(dataset, index, SHEET_SIDE) for dataset, index in picked]
     images = [image for image in thumbnails if image is not None]  # readable
     step = SHEET_SIDE + SHEET_GAP
