@@ -61,7 +61,7 @@ def test_backbone(kind, tmp_path, capsys):
         with pytest.raises(ConfigError, match=message):
             rollout(classifier, wide)
     else:
-        inspection = inspect_model(taught, [picture], data=data, images=4, score=True)
+        inspection = inspect_model(taught, [picture], data=data, num_images=4, score=True)
         (image,) = inspection.images
         maps = [image.maps["rollout"], *image.class_maps["relevance"].values()]
         assert {values.shape for values in maps} == {(4, 4)}

@@ -45,7 +45,8 @@ def test_renamed_attributes_of_results(trained):
     result = vitrail.evaluate(run, colors)
     with pytest.warns(DeprecationWarning, match=".outcome.loss is now .loss"):
         assert result.outcome.loss == result.loss
-    image = vitrail.inspect_model(run, data=colors, images=2).images[0]
+    with pytest.warns(DeprecationWarning, match="images= is now num_images="):
+        image = vitrail.inspect_model(run, data=colors, images=2).images[0]
     for value, old, new in (
         (result.classes[0], "pictures", "support"),
         (result.mistakes[0], "chance", "label_probability"),

@@ -80,17 +80,17 @@ def test_weights_are_inspected_without_images(model):
 
 def test_missing_scikit_learn_is_noted(model, data, monkeypatch):
     hint = "t-SNE needs scikit-learn; install it with: pip install 'vitrail[inspect]'"
-    assert hint not in vitrail.inspect_model(model, data=data, images=2).notes
+    assert hint not in vitrail.inspect_model(model, data=data, num_images=2).notes
     for name in ("inspect", "representations"):
         monkeypatch.setattr(f"vitrail.inspection.{name}.find_spec", lambda name: None)
-    result = vitrail.inspect_model(model, data=data, images=2)
+    result = vitrail.inspect_model(model, data=data, num_images=2)
     assert result.scatter.method == "principal components"
     assert result.notes.count(hint) == 1
 
 
 def test_class_maps_by_class_name(model, data):
     vitrail.save(model, data.parent / "bundle", class_names=["red", "green", "blue"])
-    options = {"data": data, "images": 2, "layers": [-1]}
+    options = {"data": data, "num_images": 2, "layers": [-1]}
     result = vitrail.inspect_model(data.parent / "bundle", classes=["blue"], **options)
     assert result.images[0].class_maps["relevance"].keys() == {"blue"}
     assert result.images[0].layers.keys() == {1}
@@ -98,7 +98,7 @@ def test_class_maps_by_class_name(model, data):
     with pytest.raises(ConfigError, match="unknown class 'blu'; did you mean 'blue'"):
         vitrail.inspect_model(data.parent / "bundle", data=data, classes=["blu"])
     vitrail.save(model, data.parent / "other", class_names=["one", "two", "three"])
-    result = vitrail.inspect_model(data.parent / "other", data=data, images=2)
+    result = vitrail.inspect_model(data.parent / "other", data=data, num_images=2)
     assert {image.label for image in result.images} == {""}  # labels unknown to the model
 
 
@@ -126,7 +126,7 @@ def test_model_without_attention(name, tmp_path):
     [
         ({"layers": [7]}, r"layers=\[7\]: 7 is out of range; there are 2"),
         ({"methods": ["rolout"]}, "unknown method 'rolout'; did you mean 'rollout'"),
-        ({"images": 0}, "images=0 must be at least 1"),
+        ({"num_images": 0}, "images=0 must be at least 1"),
         ({"fuse": "max", "score": True}, "score evaluates rollout with its defaults"),
         ({"score": True}, "score needs images"),
     ],
@@ -182,7 +182,7 @@ def test_unreadable_samples_are_counted_and_named(model, tmp_path):
 
     def inspect(images):
         dataset = open_dataset(tmp_path / "set", "all")
-        return vitrail.inspect_model(model, data=dataset, images=images)
+        return vitrail.inspect_model(model, data=dataset, num_images=images)
 
     assert not inspect(2).notes
     paths[0].write_bytes(b"no image")
@@ -226,11 +226,11 @@ def test_image_is_not_its_own_neighbor(model, tmp_path):
         for number in range(4):
             photo(tmp_path / "set" / name / f"{number}.png", size=(20 + number, 20))
     dataset = open_dataset(tmp_path / "set", "all")
-    result = vitrail.inspect_model(model, data=dataset, images=2)
+    result = vitrail.inspect_model(model, data=dataset, num_images=2)
     assert len(result.images) == 6  # some of the dataset by default
     assert all(near.name != image.name for image in result.images for near in image.neighbors)
     path = tmp_path / "set" / "red" / "0.png"  # a file is not known to be of the dataset
-    (image,) = vitrail.inspect_model(model, [path], data=dataset, images=2).images
+    (image,) = vitrail.inspect_model(model, [path], data=dataset, num_images=2).images
     assert len(image.neighbors) == 6
     assert image.neighbors[0].similarity == pytest.approx(1, abs=1e-5)
 
@@ -238,7 +238,7 @@ def test_image_is_not_its_own_neighbor(model, tmp_path):
 def test_images_that_the_model_was_trained_on_are_not_used(tmp_path, capsys):
     folder = write_folder(tmp_path / "set")  # without splits: training held some images out
     tiny_run(folder, tmp_path / "run")
-    result = vitrail.inspect_model(tmp_path / "run", data=folder, images=30)
+    result = vitrail.inspect_model(tmp_path / "run", data=folder, num_images=30)
     assert result.attention.images == vitrail.evaluate(tmp_path / "run", folder).samples < 30
     words = ["--methods", "rollout", "--json", "--out", str(tmp_path / "out")]
     assert main(["inspect", str(tmp_path / "run"), *words]) == 0

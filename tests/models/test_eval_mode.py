@@ -18,7 +18,7 @@ PIXELS = np.zeros((8, 8, 3), np.uint8)
 CALLS = {
     "evaluate": lambda model, data: vitrail.evaluate(model, data),
     "features_of": lambda model, data: features_of(model, open_dataset(data, "test"), cache=False),
-    "inspect_model": lambda model, data: vitrail.inspect_model(model, data=data, images=4),
+    "inspect_model": lambda model, data: vitrail.inspect_model(model, data=data, num_images=4),
     "Predictor": lambda model, data: vitrail.Predictor(model)(PIXELS),
     "Predictor.features": lambda model, data: vitrail.Predictor(model).features(PIXELS),
     "onnx": lambda model, data: vitrail.Predictor(model, engine="onnx")(PIXELS),

@@ -82,7 +82,8 @@ class Inspect(DataOptions):
                 self.paths,
                 data=data,
                 progress=lambda what, *done: progress(*done, what=f"images ({what})"),
-                **options_of(self, "images", "methods", "classes", "layers"),
+                num_images=self.images,
+                **options_of(self, "methods", "classes", "layers"),
                 **options_of(self, "fuse", "discard", "score"),
             )
         written = write_inspection(self.out, result)

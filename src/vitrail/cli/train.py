@@ -320,7 +320,10 @@ class Demo:
         log("inspecting the model")
         with Progress() as progress:
             inspection = inspect_model(
-                model, data=test, images=DEMO_IMAGES, progress=lambda what, *done: progress(*done)
+                model,
+                data=test,
+                num_images=DEMO_IMAGES,
+                progress=lambda what, *done: progress(*done),
             )
         page = write_inspection(self.out / "inspection", inspection)[-1]
         figure = rollout_figure(inspection.images, model.config.grid)

@@ -22,7 +22,7 @@ from vitrail.checkpoints.load import Reference, load
 from vitrail.checkpoints.metadata import get_metadata
 from vitrail.data.datasets import ImageDataset
 from vitrail.data.storage import read_file
-from vitrail.errors import ConfigError, DataError, renamed_attribute, unknown
+from vitrail.errors import ConfigError, DataError, renamed_attribute, renamed_keyword, unknown
 from vitrail.evaluation.dataset import open_evaluation_split
 from vitrail.evaluation.results import no_readable_images
 from vitrail.extras import install_hint
@@ -126,13 +126,15 @@ class Inspection:
     trust = renamed_attribute("trust", "faithfulness")
 
 
+@renamed_keyword("pictures", "paths")
+@renamed_keyword("images", "num_images")
 def inspect_model(
     model: Model | Reference,
-    pictures: Sequence[str | PathLike[str]] = (),
+    paths: Sequence[str | PathLike[str]] = (),
     *,
     out: str | PathLike[str] | None = None,
     data: ImageDataset | str | PathLike[str] | None = None,
-    images: int = 128,
+    num_images: int = 128,
     methods: Sequence[str] | None = None,
     classes: Sequence[str] = (),
     layers: Sequence[int] = (),
@@ -148,8 +150,8 @@ def inspect_model(
     >>> result.images[0].class_maps["relevance"]["cat"]  # (h, w)
     >>> result.faithfulness.curves["rollout"].insertion_area
 
-    `pictures` are files or folders; without any, some images of `data` are used, which also
-    provides the `images` for attention statistics, from the split that `evaluate` would choose.
+    `paths` are files or folders; without any, some images of `data` are used, which also provides
+    `num_images` for attention statistics, from the split that `evaluate` would choose.
     `methods` are names from `METHODS`; `classes` those for which class-specific maps are made, by
     default the predicted ones. Attention maps of `layers` are returned in full. Rollout fuses heads
     by `fuse`, and may `discard` the smallest fraction of each map. `score` evaluates the
@@ -162,8 +164,8 @@ def inspect_model(
         require_attention(model, "map to score")
         if fuse != "mean" or discard:
             raise ConfigError("score evaluates rollout with its defaults; omit fuse and discard")
-    if images < 1:
-        raise ConfigError(f"images={images} must be at least 1")
+    if num_images < 1:
+        raise ConfigError(f"images={num_images} must be at least 1")
     for name in methods or ():
         require_attention(model, name)
         if name not in METHODS:
@@ -179,15 +181,16 @@ def inspect_model(
         depth = require_attention(model, "attention map").config.depth
         layers = resolve_indices("layers", layers, depth)
     dataset: Any = data
+    split_notes: Sequence[str] = ()
     if isinstance(data, str | PathLike):
-        dataset, _ = open_evaluation_split(data, None, get_metadata(model))
-    paths = find_images(pictures)
+        dataset, split_notes = open_evaluation_split(data, None, get_metadata(model))
+    files = find_images(paths)
     progress = progress or (lambda what, done, total: None)
 
     skipped: dict[str, str] = {}
     with eval_mode(model):
         inputs = []
-        for path in paths[:MAX_IMAGES]:
+        for path in files[:MAX_IMAGES]:
             try:
                 inputs.append(load_image(model, read_file(fspath(path)), name=path.name))
             except DataError as error:
@@ -203,7 +206,7 @@ def inspect_model(
                 attention, peaks, grid = attention_for_browser(model, image.tensor)
                 one = replace(one, attention=attention, peaks=peaks, grid=grid)
             inspected.append(one)
-        result, notes = inspect_weights(model), []
+        result, notes = inspect_weights(model), [*split_notes]
         if isinstance(model, VisionTransformer):
             if inputs:
                 attention, grid = inspected[0].attention, inspected[0].grid
@@ -228,15 +231,15 @@ def inspect_model(
                 return load_samples(model, dataset, evenly_spaced(len(dataset), count), skipped)
 
             stats = faithfulness = None
-            if total := min(images, len(inputs if dataset is None else dataset)):
+            if total := min(num_images, len(inputs if dataset is None else dataset)):
                 stats = collect_attention_stats(model, samples(total), total, progress, skipped)
             if score:
                 faithfulness = score_maps(model, samples(SCORED_IMAGES), methods, progress)
             result = replace(result, attention=stats, faithfulness=faithfulness)
         else:
             notes.append("the model has no attention: only predictions and weights are shown")
-        if len(paths) > MAX_IMAGES:
-            notes.append(f"only {MAX_IMAGES} of {len(paths):,} images are shown")
+        if len(files) > MAX_IMAGES:
+            notes.append(f"only {MAX_IMAGES} of {len(files):,} images are shown")
         if dataset is not None and not dataset.multi_label:
             scatter, neighbors, used = compare_with_dataset(
                 model, dataset, inputs, progress, skipped
