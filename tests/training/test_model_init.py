@@ -91,6 +91,14 @@ def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     assert dev.accuracy > 0.9
 
 
+def test_run_whose_probe_may_be_kept_does_not_overwrite_its_start(colors, tmp_path, start):
+    run = tmp_path / "start"
+    before = weights(run)
+    with pytest.raises(vitrail.ConfigError, match="would overwrite it; choose another --out"):
+        tune(colors, run, str(run), overwrite=True)
+    assert equal(weights(run), before)
+
+
 def test_probe_is_kept_unless_fine_tuning_improves_it():
     probe = ProbeHead(init={}, final={}, accuracy=0.9, loss=0.5)
     for accuracy, loss, kept in ((0.9, 0.499999, True), (0.9, 0.49, False), (0.91, 0.6, False)):

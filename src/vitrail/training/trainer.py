@@ -256,6 +256,11 @@ class Trainer:
         model.to(device)  # before its free memory is measured
         self.probe = None  # initialization of the head, and the result to beat
         if config.start and settings.head_init == "probe":
+            if config.overwrite and same_location(config.start, str(config.out)):
+                raise ConfigError(
+                    f"a linear probe of {config.start} may be the result of the run, which would "
+                    "overwrite it; choose another --out"
+                )
             resume_from = config.out if config.resume and has_state(config.out) else None
             splits, self.probe = probe_init(model, splits, auto, self.callback, resume_from)
         self.model, self.splits = model, splits
