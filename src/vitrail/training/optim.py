@@ -215,7 +215,6 @@ class Lion(Optimizer):
 MIN_FACTORED_DIM = 32  # smaller dimensions are not factored
 DECAY_EXPONENT = 0.8  # second moments decay with 1 - t^-0.8, at most the second beta
 EPS = 1e-30  # added to squared gradients
-MOMENTUM_DTYPE = torch.bfloat16
 
 
 class Adafactor(Optimizer):
@@ -247,7 +246,7 @@ class Adafactor(Optimizer):
                 dims = {"rows": first, "columns": second}  # the dimension that a mean reduces
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)  # on the CPU: no synchronization
-            state["momentum"] = torch.zeros_like(parameter, dtype=MOMENTUM_DTYPE)
+            state["momentum"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
             if dims is None:
                 state["squares"] = torch.zeros_like(parameter)
             for name, dim in (dims or {}).items():

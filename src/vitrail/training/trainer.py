@@ -573,14 +573,15 @@ class Trainer:
         if probe is None or not probe.dev or self.settings.machine.strategy == "fsdp":
             return {}
         tuned = evaluator.evaluate(probe.dev)
-        winner = "linear probe" if probe.beats(tuned) else "fine-tuned model"
+        keep_probe = probe.beats(tuned)
+        winner = "linear probe" if keep_probe else "fine-tuned model"
         metric = "balanced accuracy" if probe.balanced else "accuracy"
         self.callback.log(
             f"{probe.dev} {metric} (n={probe.images:,}): fine-tuned "
             f"{percent(probe.accuracy_of(tuned))}, linear probe {percent(probe.accuracy)}; "
             f"keeping the {winner}"
         )
-        if not probe.beats(tuned):
+        if not keep_probe:
             return {probe.dev: tuned}
         self.state.ema = evaluator.ema = None
         classes = get_metadata(self.model).class_names
