@@ -48,7 +48,7 @@ from vitrail.probing.teach import ProbeMemory, fit_head, saving_memory
 from vitrail.training.auto_config import STRENGTHS, muon_rate
 from vitrail.training.budget import END_SECONDS, feature_seconds
 from vitrail.training.callbacks import Callback, TrialCallback, read_rows, to_line
-from vitrail.training.checkpoint import has_state, lock_folder
+from vitrail.training.checkpoint import check_folder, has_state, lock_folder
 from vitrail.training.config import MachineSettings, ModelSettings, RunConfig, Settings
 from vitrail.training.data_module import (
     DataSplits,
@@ -64,7 +64,7 @@ from vitrail.training.model_init import build_model
 from vitrail.training.objectives import Classification
 from vitrail.training.optim import all_but_attention_patterns
 from vitrail.training.recipes import BUNDLE, clear_run, read_recipe, write_run
-from vitrail.training.trainer import check_folder, run
+from vitrail.training.trainer import run
 
 Row = dict[str, Any]
 

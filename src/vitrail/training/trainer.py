@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file
 
 from vitrail import distributed
-from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import check_reference, load
 from vitrail.checkpoints.metadata import get_metadata
@@ -40,7 +39,13 @@ from vitrail.training import checkpoint, recipes
 from vitrail.training.auto_config import AutoConfig, choose_accumulation, image_size_stages
 from vitrail.training.budget import TimeBudget, compile_if_faster, plan_time_budget
 from vitrail.training.callbacks import Callback, MetricsLog
-from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
+from vitrail.training.checkpoint import (
+    StopSignal,
+    check_folder,
+    graceful_stop,
+    has_state,
+    lock_folder,
+)
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
 from vitrail.training.data_module import (
@@ -177,20 +182,6 @@ def run(
                 recipes.clear_run(config.out)  # only now that the new run can start
             distributed.barrier()
             return trainer.fit()
-
-
-def check_folder(config: RunConfig) -> None:
-    """Raise if the folder has another run, or nothing to resume."""
-    out, unfinished = config.out, has_state(config.out)
-    if config.overwrite and not config.resume and (recipes.is_run(out) or not out.exists()):
-        return
-    if unfinished and not config.resume:
-        raise ConfigError(
-            f"{out} has an unfinished run; use --resume to continue it, or choose another --out"
-        )
-    if contains_model(out) and not unfinished:
-        what = "is finished" if config.resume else "already has a model"
-        raise ConfigError(f"{out} {what}; choose another --out for a new run")
 
 
 class Trainer:
