@@ -108,10 +108,15 @@ def test_a_review_of_something_else_is_refused(wrong, tmp_path):
     for text, message in (
         ("a,b\n1,2\n", "expected the columns"),
         ("name,split,index,action\ntrain/3,train,3,fix\n", "expected the columns"),
+        ("x" * 200_000, "expected the columns"),
         (header + "train/3,train,3,red,red,-1,\n", "no line has an action"),
         (header + "train/3,train,3,red,red,-1,delete\n", "line 2: unknown action 'delete'"),
         (header + "train/900,train,3,red,red,-1,drop\n", "none of its images is in"),
         (header + "train/3,train,3,red,gray,-1,fix\n", "unknown class 'gray'"),
+        (
+            header + "train/3,train,3,red,red,-1,\ntrain/900,train,900,red,red,-1,drop\n",
+            "no image that still exists has an action",
+        ),
     ):
         review.write_text(text)
         with pytest.raises(DataError, match=message):
@@ -160,3 +165,18 @@ def test_a_review_applies_after_files_were_deleted(tmp_path, capsys):
     left = [sample.data for part in open_splits(str(new)).values() for sample in part]
     assert len(left) == len(samples) - 2
     assert dropped not in left
+
+
+def test_a_review_finds_the_line_of_a_file_that_is_listed_twice(tmp_path):
+    folder = write_folder(tmp_path / "set")
+    lines = [f"red/{n}.png,{label},train\n" for n in range(10) for label in ("red", "blue")]
+    data, review = folder / "labels.csv", tmp_path / "review.csv"
+    data.write_text("file,label,split\n" + "".join(lines))
+    for index, left in ((6, ["blue"]), (7, ["red"])):
+        row = f"red/3.png,train,{index},red,blue,-1,drop\n"
+        review.write_text("name,split,index,label,suggested,margin,action\n" + row)
+        fixed = tmp_path / f"fixed {index}"
+        assert apply_review(str(data), review, fixed)["drop"] == 1
+        dataset = open_splits(str(fixed))["train"]
+        third = (folder / "red" / "3.png").read_bytes()
+        assert [dataset.classes[s.label] for s in dataset if s.data == third] == left

@@ -166,7 +166,7 @@ def test_chosen_probe_is_refitted_and_written_before_it_is_evaluated(
     colors, start, tmp_path, quick, monkeypatch
 ):
     quick(probes=1.0)
-    monkeypatch.setattr(adapt, "quick_evaluate", None)  # fails
+    monkeypatch.setattr(adapt, "Evaluator", None)  # fails
     with pytest.raises(TypeError):
         search(config_of(colors, tmp_path / "out", start, dev=0.0))  # 0: the default
     model = vitrail.load(tmp_path / "out")

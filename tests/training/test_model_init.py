@@ -10,6 +10,8 @@ import torch.nn.functional as F
 import vitrail
 from tiny_runs import Recorder, equal, tiny_run, weights, write_colors
 from vitrail.data.datasets import open_dataset
+from vitrail.evaluation.metrics import score_samples
+from vitrail.evaluation.results import summarize
 from vitrail.formatting import percent
 from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
 from vitrail.training.model_init import PROBE_HEAD, ProbeHead, fit_probe_head, read_probe_head
@@ -70,6 +72,9 @@ def test_probe_head_reproduces_its_metrics_and_round_trips(colors, tmp_path, sta
         assert torch.equal(again.final[name], tensor)
         assert not torch.equal(probe.init[name], tensor)  # it has learned from dev as well
     assert read_probe_head(tmp_path / "nothing") is None
+    for damaged in (b"", (2).to_bytes(8, "little") + b"{}"):  # without a header, without metadata
+        (tmp_path / PROBE_HEAD).write_bytes(damaged)
+        assert read_probe_head(tmp_path) is None
 
 
 def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
@@ -86,10 +91,29 @@ def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     assert dev.accuracy > 0.9
 
 
+def test_run_whose_probe_may_be_kept_does_not_overwrite_its_start(colors, tmp_path, start):
+    run = tmp_path / "start"
+    before = weights(run)
+    with pytest.raises(vitrail.ConfigError, match="would overwrite it; choose another --out"):
+        tune(colors, run, str(run), overwrite=True)
+    assert equal(weights(run), before)
+
+
 def test_probe_is_kept_unless_fine_tuning_improves_it():
     probe = ProbeHead(init={}, final={}, accuracy=0.9, loss=0.5)
     for accuracy, loss, kept in ((0.9, 0.499999, True), (0.9, 0.49, False), (0.91, 0.6, False)):
         assert probe.beats(SimpleNamespace(accuracy=accuracy, loss=loss)) is kept
+
+
+def test_probe_of_many_classes_is_compared_by_balanced_accuracy():
+    labels, logits = torch.tensor([0, 0, 0, 1]), F.one_hot(torch.zeros(4, dtype=torch.long), 1001)
+    scores = score_samples(logits, labels, "softmax")
+    named = SimpleNamespace(name=str)
+    tuned = summarize(scores, labels.numpy(), np.arange(4), 1001, named, {})
+    assert (tuned.confusion, tuned.accuracy, tuned.balanced_accuracy) == (None, 0.75, 0.5)
+    for accuracy, kept in ((0.6, True), (0.4, False)):
+        probe = ProbeHead(init={}, final={}, accuracy=accuracy, balanced=True)
+        assert probe.beats(tuned) is kept
 
 
 def test_run_above_the_probe_is_kept(colors, tmp_path, start, monkeypatch):

@@ -109,10 +109,12 @@ def test_opened_datasets(configs, tmp_path):
     vitrail.train(train, "run")
     vitrail.train(train, "run", dev=0.2)
     vitrail.train({"train": train, "Validation": test}, "run")
-    vitrail.train({"train": train, "val": test.subset(np.arange(0))}, "run")
-    assert [len(config.splits.train) for config in configs] == [30, 24, 30, 30]
+    empty = {"train": train, "val": test.subset(np.arange(0))}
+    vitrail.train(empty, "run")
+    vitrail.train(empty, "run", dev=0.2)
+    assert [len(config.splits.train) for config in configs] == [30, 24, 30, 30, 24]
     sizes = [{name: len(x) for name, x in c.splits.held_out.items()} for c in configs]
-    assert sizes == [{}, {"val": 6}, {"val": 12}, {}]
+    assert sizes == [{}, {"val": 6}, {"val": 12}, {}, {"val": 6}]
     with pytest.raises(vitrail.DataError, match="no train split; they have: test"):
         vitrail.train({"test": test}, "run")
     with pytest.raises(vitrail.ConfigError, match=r"data is a ndarray; .* vitrail\.open_dataset"):

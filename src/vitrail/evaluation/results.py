@@ -114,6 +114,7 @@ class EvaluationResult:
     accuracy: float  # top-1; with several labels, the top-1 class is one of them
     top5: float | None  # None below 6 classes
     loss: float  # mean
+    balanced_accuracy: float = math.nan  # mean recall of classes with images; NaN if multi-label
     confusion: np.ndarray | None  # int64 (K, K), rows are labels, columns predictions
     mistakes: tuple[Mistake, ...] = ()  # most confident first
     skipped: dict[str, str] = field(default_factory=dict)  # unreadable images, and why
@@ -134,14 +135,6 @@ class EvaluationResult:
     @property
     def multi_label(self) -> bool:
         return any(c.average_precision is not None for c in self.classes)
-
-    @property
-    def balanced_accuracy(self) -> float:
-        """Mean recall of the classes that have images; NaN without a confusion matrix."""
-        if self.confusion is None:
-            return math.nan
-        images = self.confusion.sum(axis=1)
-        return float((np.diag(self.confusion)[images > 0] / images[images > 0]).mean())
 
     @property
     def accuracy_at_80(self) -> float:
@@ -199,7 +192,11 @@ def summarize(
     if not samples:
         raise no_readable_images(len(source), skipped)
     predicted, rank, confidence, label_probability = (x.numpy() for x in scores[1:])
-    confusion = None
+    confusion, balanced = None, math.nan
+    if not multi_label:
+        hits = np.bincount(labels[predicted == labels], minlength=classes)
+        support = np.bincount(labels, minlength=classes)
+        balanced = float((hits[support > 0] / support[support > 0]).mean())
     if classes <= MAX_CONFUSION_CLASSES and not multi_label:
         confusion = np.bincount(labels * classes + predicted, minlength=classes**2)
         confusion = confusion.reshape(classes, classes)
@@ -211,6 +208,7 @@ def summarize(
         accuracy=int((rank == 0).sum()) / samples,
         top5=int((rank < 5).sum()) / samples if classes > 5 else None,
         loss=float(scores.loss.double().sum()) / samples,
+        balanced_accuracy=balanced,
         confusion=confusion,
         mistakes=tuple(
             Mistake(

@@ -162,7 +162,7 @@ def read_review(review: Path) -> list[tuple[str, int, dict[str, str]]]:
     except OSError as error:
         hint = similar_path(str(review)) * isinstance(error, FileNotFoundError)
         raise DataError(f"{read_error(review, error)}{hint}") from None
-    except (UnicodeError, KeyError, TypeError, ValueError) as error:
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{review} is not a review of vitrail check --labels: {error!r}; expected the columns "
             f"{', '.join(COLUMNS)}"
@@ -187,11 +187,11 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
     changes: dict[str, dict[int, int | None]] = {split: {} for split in datasets}
     counts = Counter[str]()
     rows = read_review(review)
-    places: dict[str, dict[str, int]] = {row["name"]: {} for _, _, row in rows}
+    places: dict[str, dict[str, list[int]]] = {row["name"]: {} for _, _, row in rows}
     for split, dataset in datasets.items():
         for index in range(len(dataset)):
             if (name := dataset.name(index)) in places:
-                places[name][split] = index
+                places[name].setdefault(split, []).append(index)
     for line, (split, index, row) in enumerate(rows, 2):
         action = (row["action"] or "keep").strip().lower()
         where = f"{review}, line {line}"
@@ -201,8 +201,9 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
         if not found:
             counts["missing"] += 1
             continue
-        split = split if split in found else next(iter(found))  # deletions change the splits
-        index = found[split]
+        # Deletions change splits and indices; while they do not, images may share a name.
+        split = split if split in found else next(iter(found))
+        index = index if index in found[split] else found[split][0]
         if action == "fix" and row["suggested"] not in datasets[split].classes:
             raise DataError(f"{where}: unknown class {row['suggested']!r} in column suggested")
         counts[action] += 1
@@ -213,7 +214,8 @@ def apply_review(reference: str, review: Path, folder: Path) -> Counter[str]:
     if rows and counts["missing"] == len(rows):
         raise DataError(f"{review}: none of its images is in {reference}; is it the same DATA?")
     if not counts["fix"] + counts["drop"]:
-        raise DataError(f"{review}: no line has an action; write fix or drop into that column")
+        which = "image that still exists" if counts["missing"] else "line"
+        raise DataError(f"{review}: no {which} has an action; write fix or drop into that column")
     if next(folder.glob("*.tar"), None):
         raise ConfigError(f"{folder} already contains .tar files; choose another folder")
     reviewed = {}

@@ -146,7 +146,6 @@ class RidgePath:
     """Probes that differ in l2 alone, and their leave-one-out metrics."""
 
     probes: tuple[RidgeProbe, ...]
-    errors: tuple[float, ...]  # mean squared error of each
     accuracies: tuple[float, ...]  # of each
     unexplained: tuple[float, ...]  # 1 - R^2 of each, scores rebalanced and rescaled
     rows: Rows = field(repr=False)
@@ -173,7 +172,7 @@ class RidgePath:
         """Leave-one-out scores of the best probe: each row scored by the fit without it. (n, C)"""
         scores = torch.empty(len(self.rows), self.rows.classes, dtype=torch.float64)
         best = self.probes[self.best]
-        for rows, _, raised, _ in left_out(self.rows, self.system, [best]):
+        for rows, raised, _ in left_out(self.rows, self.system, [best]):
             scores[rows] = raised.sub_(1)[:, 0]
         return scores
 
@@ -225,11 +224,10 @@ def fit_path(
     data = Rows(features, labels, classes)
     system = RidgeSystem.from_rows(data)
     probes = tuple(system.solve(value, use_eigh=True) for value in l2)
-    squares, own, spread = torch.zeros(3, len(probes), dtype=torch.float64)
+    own, spread = torch.zeros(2, len(probes), dtype=torch.float64)
     correct = torch.zeros(len(probes), dtype=torch.int64)
     counted = (data.counts[data.labels] > 1).double()  # (n,)
-    for rows, squared, scores, label in left_out(data, system, probes):
-        squares += squared
+    for rows, scores, label in left_out(data, system, probes):
         correct += (scores.argmax(2, keepdim=True) == label).sum((0, 2))
         rebalance(scores, label, data, probes)
         scores -= scores.mean(2, keepdim=True)
@@ -239,7 +237,6 @@ def fit_path(
     explained = own.clamp_min(0) ** 2 / (spread * counted.sum() * (1 - 1 / data.classes))
     return RidgePath(
         probes=probes,
-        errors=tuple((squares / (len(data) * data.classes)).tolist()),
         accuracies=tuple((correct.double() / len(data)).tolist()),
         unexplained=tuple((1 - explained.nan_to_num(0.0)).tolist()),
         rows=data,
@@ -275,9 +272,9 @@ def fit_moments(counts: Tensor, sums: Tensor, gram: Tensor, l2: float = DEFAULT_
 
 def left_out(
     data: Rows, system: RidgeSystem, probes: Sequence[RidgeProbe]
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield chunks of rows: their leave-one-out squared error (L,), their scores + 1 (m, L, C),
-    which the caller may change in place, and their labels (m, L, 1)."""
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield chunks of rows: their leave-one-out scores + 1 (m, L, C), which the caller may change
+    in place, and their labels (m, L, 1)."""
     l2 = torch.tensor([probe.l2 for probe in probes], dtype=torch.float64)
     weights = torch.cat([probe.weights for probe in probes], 1)  # (D + 1, L * C): one product
     for rows, part in chunks(data.features, chunk_size(weights.shape[1])):
@@ -287,9 +284,8 @@ def left_out(
         label = data.labels[rows, None, None].expand(-1, len(probes), 1)
         residuals.scatter_add_(2, label, torch.full(label.shape, -2.0, dtype=torch.float64))
         residuals.div_(system.one_minus_leverage(rows, x, l2)[..., None])
-        squared = residuals.square().sum((0, 2))
         targets = torch.full(label.shape, 2.0, dtype=torch.float64)
-        yield rows, squared, residuals.scatter_add_(2, label, targets), label
+        yield rows, residuals.scatter_add_(2, label, targets), label
 
 
 def rebalance(scores: Tensor, label: Tensor, data: Rows, probes: Sequence[RidgeProbe]) -> None:

@@ -18,7 +18,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -37,7 +36,6 @@ from vitrail.data.preprocessing import Augmentation, Mixing
 from vitrail.data.provenance import DataProvenance, fingerprint
 from vitrail.data.storage import write_atomic
 from vitrail.errors import ConfigError, DataError, TrainingError, VitrailError, unknown
-from vitrail.evaluation.evaluate import quick_evaluate
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import duration, percent
 from vitrail.models.registry import name_of
@@ -50,7 +48,7 @@ from vitrail.probing.teach import ProbeMemory, fit_head, saving_memory
 from vitrail.training.auto_config import STRENGTHS, muon_rate
 from vitrail.training.budget import END_SECONDS, feature_seconds
 from vitrail.training.callbacks import Callback, TrialCallback, read_rows, to_line
-from vitrail.training.checkpoint import has_state, lock_folder
+from vitrail.training.checkpoint import check_folder, has_state, lock_folder
 from vitrail.training.config import MachineSettings, ModelSettings, RunConfig, Settings
 from vitrail.training.data_module import (
     DataSplits,
@@ -61,10 +59,12 @@ from vitrail.training.data_module import (
     open_splits,
     subsample,
 )
+from vitrail.training.loop import Evaluator
 from vitrail.training.model_init import build_model
+from vitrail.training.objectives import Classification
 from vitrail.training.optim import all_but_attention_patterns
 from vitrail.training.recipes import BUNDLE, clear_run, read_recipe, write_run
-from vitrail.training.trainer import check_folder, run
+from vitrail.training.trainer import run
 
 Row = dict[str, Any]
 
@@ -332,24 +332,12 @@ class Search:
         write_run(config.out, settings, data=config.data, start=config.start)
         origin = DataProvenance.of(config.data, self.splits.train)
         provenance = {**origin.to_dict(), "from": config.start, **provenance}
-        with nullcontext() if memory is None else saving_memory(memory, config.out):
+        with saving_memory(memory, config.out):
             save(model.to("cpu"), config.out, provenance=provenance)
-        model = model.to(self.device).eval()
-        outcomes = {
-            name: quick_evaluate(
-                model,
-                samples,
-                get_metadata(self.model).preprocessing,
-                loss=settings.loss.kind or "softmax",
-                channels=model.config.channels,
-                batch_size=64,
-                workers=settings.machine.workers,
-                device=self.device,
-            )
-            for name, samples in self.splits.held_out.items()
-        }
-        for outcome in outcomes.values():
-            self.splits.skipped.update(outcome.skipped)
+        objective = Classification(model.to(self.device), settings.loss)
+        preprocessing = get_metadata(self.model).preprocessing
+        evaluator = Evaluator(objective, None, self.splits, preprocessing, settings, self.device)
+        outcomes, _ = evaluator.final()
         self.splits.log_skipped(self.log)
         accuracies = {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
         save(model.to("cpu"), config.out, provenance=provenance | accuracies)

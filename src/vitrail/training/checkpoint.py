@@ -29,7 +29,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitrail import distributed
-from vitrail.errors import CheckpointError, DataError
+from vitrail.checkpoints.bundle import contains_model
+from vitrail.errors import CheckpointError, ConfigError, DataError
+from vitrail.training import recipes
+from vitrail.training.config import RunConfig
 
 NOTE = "state.json"
 KEEP = 2  # states: the newest, and the one before in case a disk loses writes
@@ -322,6 +325,20 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(handle)
+
+
+def check_folder(config: RunConfig) -> None:
+    """Raise if the folder has another run, or nothing to resume."""
+    out, unfinished = config.out, has_state(config.out)
+    if config.overwrite and not config.resume and (recipes.is_run(out) or not out.exists()):
+        return
+    if unfinished and not config.resume:
+        raise ConfigError(
+            f"{out} has an unfinished run; use --resume to continue it, or choose another --out"
+        )
+    if contains_model(out) and not unfinished:
+        what = "is finished" if config.resume else "already has a model"
+        raise ConfigError(f"{out} {what}; choose another --out for a new run")
 
 
 class StopSignal:

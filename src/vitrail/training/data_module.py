@@ -95,7 +95,7 @@ def open_splits(data: str | dict[str, ImageDataset], settings: Settings) -> Data
         splits = datasets.open_splits(reference, splits=fractions)
     else:
         reference, splits = "the dataset", dict(data)
-        if settings.dev and "val" not in splits:
+        if settings.dev and not splits.get("val"):
             alone = DataSplits(reference=reference, train=splits["train"], held_out={})
             splits["train"], _, splits["val"] = hold_out_dev(alone, settings.dev)
     if "train" not in splits:

@@ -127,11 +127,10 @@ def train_step(
             (state.scaler.scale(loss) if state.scaler else loss).backward()
         losses.append(loss.detach())
         indices += batch.indices.tolist()
+    loss = torch.stack(losses).sum()
     with torch_threads_for(state.num_parameters):
-        norm = optimizer_step(state, torch.stack(losses).sum(), indices)
-    return StepResult(
-        float(distributed.all_reduce_mean(torch.stack(losses).sum())), float(norm), indices
-    )
+        norm = optimizer_step(state, loss, indices)
+    return StepResult(float(distributed.all_reduce_mean(loss)), float(norm), indices)
 
 
 def optimizer_step(state: TrainState, loss: Tensor, indices: list[int]) -> Tensor:

@@ -16,26 +16,20 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitrail import distributed
 from vitrail.checkpoints import builtin
 from vitrail.checkpoints.files import write_file
-from vitrail.checkpoints.load import (
-    HEADS,
-    REGULARIZATION,
-    adapt,
-    load,
-    with_head,
-)
+from vitrail.checkpoints.load import HEADS, REGULARIZATION, adapt, load, with_head
 from vitrail.checkpoints.metadata import Metadata, get_metadata
 from vitrail.data.datasets import ImageDataset
 from vitrail.data.preprocessing import Preprocessing, preset
 from vitrail.data.transforms import EvalTransform, normalize
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.results import EvaluationResult
+from vitrail.evaluation.metrics import score_samples
+from vitrail.evaluation.results import EvaluationResult, summarize
 from vitrail.formatting import percent
 from vitrail.models.config import VitConfig, pair
 from vitrail.models.init import whiten
@@ -61,13 +55,8 @@ from vitrail.training.config import Settings
 from vitrail.training.data_module import DataSplits, hold_out_dev, subsample
 from vitrail.training.objectives import log_prior
 
-ADAPTABLE = (
-    "image_size",
-    "patch_size",
-    "channels",
-    "numerics",
-    "attention",
-)  # what loading can change
+# What loading can change.
+ADAPTABLE = ("image_size", "patch_size", "channels", "numerics", "attention")
 PROBE_HEAD = "probe_head.safetensors"  # in the run's folder, until the run is finished
 PROBE_RESULT = ("dev", "accuracy", "loss", "images", "balanced")
 
@@ -242,12 +231,12 @@ class ProbeHead:
 
 
 def read_probe_head(folder: Path) -> ProbeHead | None:
-    """Return what `ProbeHead.save` wrote; None if it is missing."""
+    """Return what `ProbeHead.save` wrote; None if it is missing or damaged."""
     try:
         with safe_open(folder / PROBE_HEAD, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             result = json.loads(file.metadata()["result"])
-    except (OSError, ValueError, RuntimeError, LookupError):
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
         return None
     heads = {
         group: {n.partition(".")[2]: x for n, x in tensors.items() if n.startswith(f"{group}.")}
@@ -317,13 +306,17 @@ def fit_probe_head(
         init = head_weights(model, *probe.linear(), path.scale, prior)
         return ProbeHead(init=init, final=init, skipped=features.skipped)
     held_out = features_of(model, dev, **options)
-    logits, labels = path.scale * probe.scores(held_out.values), torch.from_numpy(held_out.labels)
-    balanced = prior is not None
-    accuracy = dev_accuracy(logits, labels, balanced=balanced)
+
+    def evaluate(logits: Tensor) -> EvaluationResult:
+        scores = score_samples(logits, torch.from_numpy(held_out.labels), "softmax")
+        return summarize(scores, held_out.labels, held_out.indices, classes, dev, held_out.skipped)
+
+    logits = path.scale * probe.scores(held_out.values)
+    result, balanced = evaluate(logits), prior is not None
     if prior is not None:
-        adjusted = dev_accuracy(logits - prior, labels, balanced=True)
-        if adjusted >= accuracy:
-            logits, accuracy = logits - prior, adjusted
+        adjusted = evaluate(logits - prior)
+        if adjusted.balanced_accuracy >= result.balanced_accuracy:
+            result = adjusted
         else:
             prior = None
     init = final = head_weights(model, *probe.linear(), path.scale, prior)
@@ -336,20 +329,12 @@ def fit_probe_head(
         init=init,
         final=final,
         dev=dev_name,
-        accuracy=accuracy,
-        loss=float(F.cross_entropy(logits, labels)),
-        images=len(held_out),
+        accuracy=result.balanced_accuracy if balanced else result.accuracy,
+        loss=result.loss,
+        images=result.samples,
         balanced=balanced,
         skipped=features.skipped | held_out.skipped,
     )
-
-
-def dev_accuracy(logits: Tensor, labels: Tensor, *, balanced: bool) -> float:
-    """Return the accuracy, or its mean over the classes of the labels."""
-    correct = (logits.argmax(1) == labels).double()
-    if not balanced:
-        return float(correct.mean())
-    return float(torch.stack([correct[labels == label].mean() for label in labels.unique()]).mean())
 
 
 def head_weights(

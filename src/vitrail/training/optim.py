@@ -7,7 +7,7 @@ learning rate, and `set_learning_rates` follows the schedule.
 
 # pyright: reportPrivateImportUsage=false
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -191,8 +191,7 @@ class Lion(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -216,7 +215,6 @@ class Lion(Optimizer):
 MIN_FACTORED_DIM = 32  # smaller dimensions are not factored
 DECAY_EXPONENT = 0.8  # second moments decay with 1 - t^-0.8, at most the second beta
 EPS = 1e-30  # added to squared gradients
-MOMENTUM_DTYPE = torch.bfloat16
 
 
 class Adafactor(Optimizer):
@@ -232,15 +230,8 @@ class Adafactor(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for values in self.state.values():  # torch loads all states in the dtype of the weights
-            if "momentum" in values:
-                values["momentum"] = values["momentum"].to(MOMENTUM_DTYPE)
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -255,7 +246,7 @@ class Adafactor(Optimizer):
                 dims = {"rows": first, "columns": second}  # the dimension that a mean reduces
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)  # on the CPU: no synchronization
-            state["momentum"] = torch.zeros_like(parameter, dtype=MOMENTUM_DTYPE)
+            state["momentum"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
             if dims is None:
                 state["squares"] = torch.zeros_like(parameter)
             for name, dim in (dims or {}).items():
@@ -289,7 +280,7 @@ SMALL_MATRIX = 2**18  # elements up to which one core per matrix is faster than 
 thread_pool = cache(partial(start_pool, torch_threads=1, name="muon"))
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """Momentum, orthogonalized before it is applied (Jordan et al. 2024); for matrices only.
 
     Five Newton-Schulz steps orthogonalize closely enough, in float32 on every device: bfloat16,
@@ -315,8 +306,7 @@ class Muon(torch.optim.Optimizer):
                 assert parameter.shape[0] % group["parts"] == 0, "rows must divide evenly"
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]
         updated = []  # groups and those of their weights with a gradient
         for group in self.param_groups:
             params = [parameter for parameter in group["params"] if parameter.grad is not None]

@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file
 
 from vitrail import distributed
-from vitrail.checkpoints.bundle import contains_model
 from vitrail.checkpoints.files import write_file
 from vitrail.checkpoints.load import check_reference, load
 from vitrail.checkpoints.metadata import get_metadata
@@ -40,7 +39,13 @@ from vitrail.training import checkpoint, recipes
 from vitrail.training.auto_config import AutoConfig, choose_accumulation, image_size_stages
 from vitrail.training.budget import TimeBudget, compile_if_faster, plan_time_budget
 from vitrail.training.callbacks import Callback, MetricsLog
-from vitrail.training.checkpoint import StopSignal, graceful_stop, has_state, lock_folder
+from vitrail.training.checkpoint import (
+    StopSignal,
+    check_folder,
+    graceful_stop,
+    has_state,
+    lock_folder,
+)
 from vitrail.training.config import RunConfig, Settings
 from vitrail.training.cpu_parallel import CpuDataParallel
 from vitrail.training.data_module import (
@@ -179,20 +184,6 @@ def run(
             return trainer.fit()
 
 
-def check_folder(config: RunConfig) -> None:
-    """Raise if the folder has another run, or nothing to resume."""
-    out, unfinished = config.out, has_state(config.out)
-    if config.overwrite and not config.resume and (recipes.is_run(out) or not out.exists()):
-        return
-    if unfinished and not config.resume:
-        raise ConfigError(
-            f"{out} has an unfinished run; use --resume to continue it, or choose another --out"
-        )
-    if contains_model(out) and not unfinished:
-        what = "is finished" if config.resume else "already has a model"
-        raise ConfigError(f"{out} {what}; choose another --out for a new run")
-
-
 class Trainer:
     """A run, ready to start: logging, evaluation, checkpoints and stopping."""
 
@@ -256,6 +247,11 @@ class Trainer:
         model.to(device)  # before its free memory is measured
         self.probe = None  # initialization of the head, and the result to beat
         if config.start and settings.head_init == "probe":
+            if config.overwrite and same_location(config.start, str(config.out)):
+                raise ConfigError(
+                    f"a linear probe of {config.start} may be the result of the run, which would "
+                    "overwrite it; choose another --out"
+                )
             resume_from = config.out if config.resume and has_state(config.out) else None
             splits, self.probe = probe_init(model, splits, auto, self.callback, resume_from)
         self.model, self.splits = model, splits
@@ -569,14 +565,15 @@ class Trainer:
         if probe is None or not probe.dev or self.settings.machine.strategy == "fsdp":
             return {}
         tuned = evaluator.evaluate(probe.dev)
-        winner = "linear probe" if probe.beats(tuned) else "fine-tuned model"
+        keep_probe = probe.beats(tuned)
+        winner = "linear probe" if keep_probe else "fine-tuned model"
         metric = "balanced accuracy" if probe.balanced else "accuracy"
         self.callback.log(
             f"{probe.dev} {metric} (n={probe.images:,}): fine-tuned "
             f"{percent(probe.accuracy_of(tuned))}, linear probe {percent(probe.accuracy)}; "
             f"keeping the {winner}"
         )
-        if not probe.beats(tuned):
+        if not keep_probe:
             return {probe.dev: tuned}
         self.state.ema = evaluator.ema = None
         classes = get_metadata(self.model).class_names
