@@ -230,7 +230,7 @@ class Geometry(NamedTuple):
     center: tuple[float, float] = (0.5, 0.5)  # of cutout, as fractions of width and height
 
     def fill_color(self, image: Image.Image) -> int | tuple[int, int, int]:
-        return self.fill if image.mode == "L" else (self.fill,) * 3
+        return self.fill if image.mode == "L" else (self.fill, self.fill, self.fill)
 
 
 def cutout(image: Image.Image, half: float, geometry: Geometry) -> Image.Image:
