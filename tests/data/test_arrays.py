@@ -279,9 +279,12 @@ def parquet(datasets, tmp_path):
     return tmp_path / "set"
 
 
-def test_folder_of_parquet_files(parquet, tmp_path):
+def test_folder_of_parquet_files(datasets, parquet, tmp_path):
     assert split_counts(parquet) == {"train": 6, "val": 3}
     assert len(open_dataset(next((parquet / "data").glob("train*")), "all")) == 6
+    (tmp_path / "parts" / "train.parquet").mkdir(parents=True)  # as Spark writes a table
+    make(datasets, 4).to_parquet(tmp_path / "parts" / "train.parquet" / "0.parquet")
+    assert split_counts(tmp_path / "parts") == {"train": 4}
     source = open_dataset(parquet, "validation")
     assert source.classes == ("ape", "bee")
     assert source.labels().tolist() == [0, 1, 0]

@@ -209,11 +209,13 @@ def test_splits_in_names_of_shards(tmp_path):
     assert open_dataset(tmp_path / "folders", "val")[0].label == 1
 
 
-def test_images_in_equally_named_shards_have_different_names(tmp_path):
+@pytest.mark.parametrize("pattern", ["{}/*/000.tar", "{{{}/a,b}}/000.tar"])
+def test_images_in_equally_named_shards_have_different_names(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
     for part in ("a", "b"):
         (tmp_path / part).mkdir()
         make_tar(tmp_path / part / "000.tar", labeled([b"0"]))
-    names = [sample.name for sample in open_dataset(f"{tmp_path}/*/000.tar", "all")]
+    names = [sample.name for sample in open_dataset(pattern.format(tmp_path), "all")]
     assert names == ["a/000.tar/0.jpg", "b/000.tar/0.jpg"]
 
 

@@ -4,9 +4,9 @@ import torch
 from PIL import Image
 from tiny_sets import jpeg, photograph
 
-from vitrail import ConfigError
+from vitrail import ConfigError, DataError
 from vitrail.data.decode import decode
-from vitrail.data.preprocessing import Augmentation, preset
+from vitrail.data.preprocessing import Augmentation, Preprocessing, preset
 from vitrail.data.transforms import PILLOW_FILTERS, EvalTransform, TrainTransform, resize
 
 
@@ -62,6 +62,12 @@ def test_center_crops_cover_models_of_any_aspect_ratio(size, shape):
     white = np.full((*shape, 3), 255, np.uint8)
     for name in ("timm", "clip"):  # with and without a margin
         assert (EvalTransform(preprocessing=preset(name, size))(white) == 255).all()
+
+
+def test_covered_size_is_limited():
+    config = Preprocessing(size=(1, 2**24), resize="short-side")
+    with pytest.raises(DataError, match="aspect ratio of 50 x 50 pixels"):
+        EvalTransform(preprocessing=config)(np.zeros((50, 50, 3), np.uint8))
 
 
 def test_scaled_decoding_only_with_antialiasing(monkeypatch):

@@ -579,7 +579,7 @@ def index_hf(reference: str) -> DatasetIndex:
     path, is_hub = Path(reference), reference.startswith(HF_PREFIX)
     try:
         for file in () if is_hub else [path] if not path.is_dir() else path.rglob("*"):
-            if file.suffix.lower() in (".arrow", ".parquet"):
+            if file.suffix.lower() in (".arrow", ".parquet") and not file.is_dir():
                 check_table(file)
         if is_hub:
             repository, _, config = reference.removeprefix(HF_PREFIX).partition("@")
@@ -643,9 +643,7 @@ def index_hf(reference: str) -> DatasetIndex:
 def check_table(path: Path) -> None:
     """Reject a pipe, rows that the file's size cannot account for, and offsets outside of their
     buffers, which pyarrow follows."""
-    names = "pyarrow", "pyarrow.ipc", "pyarrow.parquet"
-    arrow = require(*names, extra="data", feature=str(path))
-
+    arrow = require("pyarrow", "pyarrow.ipc", "pyarrow.parquet", extra="data", feature=str(path))
     if not path.is_file():
         raise DataError(f"{path} is not a regular file")
     if path.suffix.lower() == ".parquet":

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageEnhance, ImageOps, ImageStat
+from PIL import Image, ImageChops, ImageEnhance, ImageOps
 from PIL.Image import Resampling, Transform
 from torch import Tensor
 
@@ -29,7 +29,6 @@ from vitrail.errors import ConfigError, unknown
 
 Rng = np.random.Generator
 Range = tuple[float, float]
-Fill = int | tuple[int, int, int]
 MixupStyle = Literal["timm", "torchvision", "big_vision"]
 
 MAX_TRIES = 10  # for a random box that fits
@@ -207,10 +206,17 @@ def blend_with_gray(gray: int, image: Image.Image, factor: float) -> Image.Image
     return lookup(image, gray + np.float32(factor) * (LEVELS - gray).astype(np.float32))
 
 
+def autocontrast(image: Image.Image) -> Image.Image:
+    """Stretch each channel to 0 to 255: the result of ImageOps, without its loops in Python."""
+    low, high = np.reshape(image.getextrema(), (-1, 2)).T[:, :, None]  # (C, 1)
+    scale = 255 / np.maximum(high - low, 1)
+    return lookup(image, np.where(low < high, LEVELS * scale - low * scale, LEVELS))
+
+
 def lookup(image: Image.Image, table: np.ndarray) -> Image.Image:
-    """Map every value of all channels by a table (256,)."""
+    """Map every value; (256,) for all channels or (C, 256)."""
     entries = np.clip(table, 0, 255).astype(np.uint8).tobytes()
-    return image.point(entries * len(image.getbands()))
+    return image.point(entries * (256 * len(image.getbands()) // len(entries)))
 
 
 # Geometric operations.
@@ -219,16 +225,12 @@ def lookup(image: Image.Image, table: np.ndarray) -> Image.Image:
 class Geometry(NamedTuple):
     """Options of the operations that move or cover pixels."""
 
-    fill: Fill = 128  # color outside of the image
+    fill: int = 128  # gray level outside of the image
     resample: Resampling = Resampling.NEAREST
     center: tuple[float, float] = (0.5, 0.5)  # of cutout, as fractions of width and height
 
-    def fill_color(self, image: Image.Image) -> Fill:
-        """Convert the fill to the image's mode."""
-        red, green, blue = (self.fill,) * 3 if isinstance(self.fill, int) else self.fill
-        if image.mode == "L":
-            return round(0.299 * red + 0.587 * green + 0.114 * blue)
-        return red, green, blue
+    def fill_color(self, image: Image.Image) -> int | tuple[int, int, int]:
+        return self.fill if image.mode == "L" else (self.fill, self.fill, self.fill)
 
 
 def cutout(image: Image.Image, half: float, geometry: Geometry) -> Image.Image:
@@ -272,10 +274,10 @@ def shift(
 
 COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "identity": lambda image, _: image,
-    "invert": lambda image, _: ImageOps.invert(image),
+    "invert": lambda image, _: ImageChops.invert(image),
     "brightness": lambda image, factor: blend_with_gray(0, image, factor),
     "contrast": lambda image, factor: blend_with_gray(
-        int(ImageStat.Stat(image.convert("L")).mean[0] + 0.5), image, factor
+        int(np.asarray(image.convert("L")).mean() + 0.5), image, factor
     ),
     # Contrast of TensorFlow's RandAugment, which Google's models were trained with. Its "mean" sums
     # the counts of a histogram instead of weighting them, and so is the number of pixels / 256,
@@ -290,12 +292,14 @@ COLOR_OPS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
         image, LEVELS & (256 - 2 ** (8 - min(8, max(0, int(bits)))))
     ),
     # inverts the values from the threshold on
-    "solarize": lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)),
+    "solarize": lambda image, threshold: lookup(
+        image, np.where(threshold > LEVELS, LEVELS, 255 - LEVELS)
+    ),
     # brightens the values below 128
     "solarize_add": lambda image, addition: lookup(
         image, np.where(LEVELS < 128, LEVELS + int(addition), LEVELS)
     ),
-    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "autocontrast": lambda image, _: autocontrast(image),
     "equalize": lambda image, _: ImageOps.equalize(image),
 }
 GEOMETRY_OPS: dict[str, Callable[[Image.Image, float, Geometry], Image.Image]] = {
@@ -326,7 +330,7 @@ class AugmentPolicy(NamedTuple):
     full_magnitude: float = 30  # the magnitude of level 1
     max_magnitude: float = 30
     prob: float = 1.0  # that an operation is applied
-    fill: Fill = 0
+    fill: int = 0
     resample: Resampling = Resampling.NEAREST
 
 

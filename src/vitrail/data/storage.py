@@ -166,7 +166,7 @@ def read_error(path: object, error: Exception) -> DataError:
         case IsADirectoryError():
             return DataError(f"{path} is a folder, expected a file")
         case PermissionError():
-            return DataError(f"Permission denied: {path}")
+            return DataError(f"permission denied: {path}")
         case OSError(strerror=str(reason)):
             return DataError(f"cannot read {path}: {reason}")
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -155,7 +155,7 @@ def index_shards(
     has_folders = len({os.path.dirname(path) for path in paths}) > 1
     shard_names = {path: os.path.basename(path) for path in paths}
     if len(set(shard_names.values())) < len(paths):  # equal names in several folders
-        common = os.path.commonpath([os.path.dirname(path) for path in paths])
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
         shard_names = {path: os.path.relpath(path, common) for path in paths}
     stated = {
         path: split_in_name(os.path.basename(path))

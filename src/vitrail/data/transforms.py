@@ -9,6 +9,7 @@ decoded at full size and resized by torch: Pillow always antialiases, and so wou
 Shapes: H x W pixels, C channels; arrays are (H, W, C), tensors (C, H, W).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -28,7 +29,7 @@ from vitrail.data.storage import read_file
 from vitrail.errors import ConfigError, DataError
 
 Backend = Literal["torch", "pillow"]
-MAX_ASPECT = 100  # ratio of the sides, where the short one is resized
+MAX_ASPECT = 100  # factor between the aspect ratios of an image and of a size that it covers
 
 PILLOW_FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -144,10 +145,11 @@ class TrainTransform:
                 indices = np.abs(np.arange(start, start + side))  # reflected at both borders
                 pixels = pixels.take(np.minimum(indices, 2 * (side - 1) - indices), axis)
             tensor = torch.from_numpy(pixels)
-        if config.flip and rng.random() < 0.5:
-            tensor = tensor.contiguous().flip(-1)  # much faster in planes
+        flip = config.flip and rng.random() < 0.5
         if config.policy != "none" or config.color_jitter:
             colored = to_pillow(tensor.permute(1, 2, 0).contiguous().numpy())
+            if flip:
+                colored = colored.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             if config.color_jitter:
                 colored = augment.color_jitter(colored, rng, config.color_jitter)
             if config.policy == "randaugment":
@@ -160,6 +162,8 @@ class TrainTransform:
             elif config.policy == "augmix":
                 colored = augment.aug_mix(colored, rng)
             tensor = from_pillow(colored)
+        elif flip:
+            tensor = tensor.contiguous().flip(-1)  # much faster in planes
         if config.erasing and rng.random() < config.erasing:
             tensor = augment.random_erasing(tensor, rng)
         return tensor.contiguous()
@@ -179,12 +183,13 @@ class EvalTransform:
         image = LazyImage(data, self.channels, decoder, full_size=not config.antialias)
         size = config.resize_to or config.size
         if config.resize == "short-side":
-            if max(image.height, image.width) > MAX_ASPECT * min(image.height, image.width):
+            target, size = size, cover_size(image.height, image.width, size)
+            if math.prod(size) > MAX_ASPECT * math.prod(target):
                 raise DataError(
-                    f"aspect ratio of {image.width} x {image.height} pixels is above {MAX_ASPECT}, "
-                    "the limit for resizing the short side"
+                    f"aspect ratio of {image.width} x {image.height} pixels is more than a factor "
+                    f"of {MAX_ASPECT} from that of the model's input, {target[1]} x {target[0]}; "
+                    "crop the image"
                 )
-            size = cover_size(image.height, image.width, size)
         pixels = image.crop(Box(0, 0, image.height, image.width), size)
         tensor = resize(
             pixels, size, config.interpolation, antialias=config.antialias, backend=self.backend

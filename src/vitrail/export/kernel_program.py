@@ -58,7 +58,6 @@ def compile_model(model: Model, *, int8: bool = False) -> KernelProgram:
     names = ["logits", "features"] if model.config.num_classes else ["features"]
     program = trace(ModelOutputs(model), torch.zeros(shape), {})
     graph.translate(program, "images", shape, names)
-    graph.serialize({})  # removes unused operations
     packed = pack_weights(graph.graph, int8=int8)
     content = graph.serialize(describe_model(model, int8=int8))
     compiler = Compiler(onnx.shape_inference.infer_shapes(graph.file, data_prop=True).graph)

@@ -142,7 +142,7 @@ class OnnxGraph:
         shape: Sequence[int | str],
         outputs: Sequence[str],
     ) -> None:
-        """Append a program with one input and the outputs of these names."""
+        """Append what a program with one input needs for the outputs of these names."""
         tensors = program.state_dict | program.constants
         parameters = [x.target for x in program.graph_signature.input_specs if x.target is not None]
         (*_, node) = program.graph.find_nodes(op="placeholder")  # parameters, then the input
@@ -163,6 +163,13 @@ class OnnxGraph:
             ]
             info = helper.make_tensor_value_info(output, TYPES[result.dtype], sizes)
             self.graph.output.append(info)
+        used = set(outputs)
+        for index in reversed(range(len(self.graph.node))):
+            node = self.graph.node[index]
+            if used.isdisjoint(node.output):
+                del self.graph.node[index]
+            else:
+                used.update(node.input)
 
     def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
         """Translate the operations of a traced module; return its outputs."""
@@ -285,14 +292,7 @@ class OnnxGraph:
         return self.emit("Concat", *map(self.size, parts), axis=0)
 
     def serialize(self, metadata: Mapping[str, Any]) -> bytes:
-        """Return the file, with metadata as JSON and without unused operations."""
-        used = {output.name for output in self.graph.output}
-        for index in reversed(range(len(self.graph.node))):
-            node = self.graph.node[index]
-            if used.isdisjoint(node.output):
-                del self.graph.node[index]
-            else:
-                used.update(node.input)
+        """Return the file, with metadata as JSON."""
         texts = {key: json.dumps(value) for key, value in metadata.items()}
         helper.set_model_props(self.file, texts)
         content = self.file.SerializeToString()

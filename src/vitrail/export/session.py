@@ -32,10 +32,7 @@ from vitrail.models.patch_embed import check_images
 from vitrail.models.registry import name_of
 from vitrail.models.vit import Model
 
-INVALID_METADATA = (
-    *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
-    ConfigError,
-)
+INVALID_METADATA = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ConfigError)
 File = str | PathLike[str] | bytes  # a path, or the content
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import config as fx_config
 
 from vitrail import __version__
 from vitrail.checkpoints.metadata import get_metadata
@@ -66,9 +67,15 @@ def describe_model(model: Model, *, int8: bool = False) -> dict[str, Any]:
 
 def trace(module: nn.Module, example: Tensor, dims: Mapping[int, Any]) -> ExportedProgram:
     """Trace a module; `dims` are the axes of its input that may have another size."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch's, about its own code
-        return torch.export.export(module, (example,), dynamic_shapes=(dict(dims),), strict=False)
+    before = fx_config.do_not_emit_stack_traces
+    fx_config.do_not_emit_stack_traces = True  # a tenth of the time, and paths in the file
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # torch's, about its own code
+            shapes = (dict(dims),)
+            return torch.export.export(module, (example,), dynamic_shapes=shapes, strict=False)
+    finally:
+        fx_config.do_not_emit_stack_traces = before
 
 
 def save_program(model: Model, path: Path, *, compiled: bool) -> Any:

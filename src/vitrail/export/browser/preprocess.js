@@ -40,10 +40,12 @@ function preprocess({ data, width, height }, config, channels) {
   // Normalized values (channels, rows, columns), and the visible part as fractions of the image.
   let [rows, columns] = config.resize_to ?? config.size;
   if (config.resize === "short-side") {
-    if (Math.max(width, height) > MAX_ASPECT * Math.min(width, height))
-      throw new ImageError("one side is more than " + MAX_ASPECT + " times as long as the other.");
+    const pixels = rows * columns;
     [rows, columns] = [Math.max(rows, Math.floor((height * columns) / width)),
       Math.max(columns, Math.floor((width * rows) / height))];
+    if (rows * columns > MAX_ASPECT * pixels)
+      throw new ImageError("its aspect ratio is more than a factor of " + MAX_ASPECT +
+        " from that of the model's input.");
   }
   const [high, wide] = config.size;
   const top = cropStart(rows, high), left = cropStart(columns, wide);
