@@ -1,6 +1,7 @@
 import json
 import re
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from serving_helpers import (
     CLASSES,
+    ClosedTerminal,
     blocked_batcher,
     encoded_image,
     is_idle,
@@ -385,6 +387,18 @@ def test_rejected_requests_are_logged_with_route_level_and_reason(capsys):
         ("/predict", 503, "error", "stopping"),
         ("other", 503, "error", "stopping"),
     ]
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_log_that_cannot_be_written_fails_no_request(monkeypatch, format):
+    """SIGHUP comes with the end of the terminal."""
+    with make_state(log=format) as state:
+        client = make_client(state)
+        predictor = state.registry.get("tiny").predictor
+        monkeypatch.setattr(sys, "stderr", ClosedTerminal())
+        assert post(client).status_code == 200
+        monkeypatch.setattr(predictor, "logits", lambda images: 1 / 0)
+        assert post(client).status_code == 500
 
 
 # Warm-up and shutdown

@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -95,7 +96,7 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
             f"{time.strftime('%H:%M:%S')}  {record.status}  {record.method} {record.route}"
             f"  {1000 * seconds:.0f} ms{batch}{reason}  {record.id}"
         )
-    print(line, file=sys.stderr, flush=True)
+    write_line(line)
 
 
 def log_event(
@@ -108,4 +109,10 @@ def log_event(
         values["bug"] = "".join(traceback.format_exception(error))
         text += f": {values['bug']}"
     line = json.dumps(values) if format == "json" else f"vitrail: {text}"
-    print(line, file=sys.stderr, flush=True)
+    write_line(line)
+
+
+def write_line(line: str) -> None:
+    """Write to the log. Requests and the drain continue if that fails."""
+    with suppress(OSError):  # a closed terminal, whose SIGHUP starts the drain; a full disk
+        print(line, file=sys.stderr, flush=True)
