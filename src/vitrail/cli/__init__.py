@@ -107,8 +107,8 @@ SECRET_OPTION = "token"  # the option whose value is never printed
 def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     argv = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, TextIOWrapper):  # file names may be any bytes
-        sys.stdout.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")  # file names may be any bytes
     quiet, verbose = (any(word in argv for word in words) for words in (QUIET, VERBOSE))
     while argv and argv[0] in (*QUIET, *VERBOSE):  # they may come before the command
         del argv[0]
