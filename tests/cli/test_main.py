@@ -280,6 +280,7 @@ def test_closed_pipe_is_no_error():
         ("fewshot FILE builtin:sign-digits", "FILE"),
         ("teach nowhere thumb", "'thumb' is not CLASS=IMAGES, such as thumb=folder"),
         ("predict ViT-B/16 cat.jpg", NO_WEIGHTS),
+        ("predict hf:some/model cat.jpg", "file not found: cat.jpg"),  # before any download
         ("inspect nowhere", "nowhere"),
         ("export ViT-B/16 --out model.onnx", NO_WEIGHTS),
         ("convert nowhere out --to timm", "nowhere"),
