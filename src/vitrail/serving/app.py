@@ -15,13 +15,12 @@ from typing import Any
 from urllib.parse import quote
 
 from prometheus_client import generate_latest
-from pydantic import BaseModel, ValidationError
-from starlette.applications import Starlette
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.errors import VitrailError
@@ -189,25 +188,18 @@ class AppState:
 
 def make_app(state: AppState) -> ASGIApp:
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Any) -> AsyncIterator[None]:
         warm_up = asyncio.create_task(state.warm_up())
         yield
         warm_up.cancel()
 
     document = schemas.openapi_document(ROUTES, token=bool(state.config.token))
-    kinds = (ApiError, VitrailError, ClientDisconnectedError, ValidationError, HTTPException)
-    app = Starlette(
-        routes=[*ROUTES, Route("/openapi.json", JSONResponse(document), methods=["GET"])],
-        lifespan=lifespan,
-        exception_handlers=dict.fromkeys((*kinds, Exception), handle_error),
-    )
-    app.router.redirect_slashes = False
-    app.state.vitrail = state
-    guarded = RequestMiddleware(app, state)
+    routes = [*ROUTES, Route("/openapi.json", JSONResponse(document), methods=["GET"])]
+    app = RequestMiddleware(Router(routes, redirect_slashes=False, lifespan=lifespan), state)
     if not state.config.allow_origin:
-        return guarded
+        return app
     return CORSMiddleware(
-        guarded,
+        app,
         allow_origins=state.config.allow_origin,
         allow_methods=("GET", "POST"),
         allow_headers=("Authorization", "Content-Type", "X-Request-Id"),
@@ -215,9 +207,8 @@ def make_app(state: AppState) -> ASGIApp:
     )
 
 
-async def handle_error(request: Request, error: Exception) -> Response:
-    """Return every error as one line of JSON; what the request reserved is released first."""
-    request.app.state.vitrail.admission.release(request.scope[RECORD])
+def error_response(error: BaseException) -> Response:
+    """Return every error as one line of JSON."""
     match error:
         case ApiError():
             return ErrorResponse(error)
@@ -225,21 +216,20 @@ async def handle_error(request: Request, error: Exception) -> Response:
             return NoResponse()
         case VitrailError():
             return ErrorResponse(ApiError(422, str(error), reason="impossible"))
-        case ValidationError():
-            first = error.errors()[0]
-            text = f"{first['loc'][-1]}: {first['msg']}"
-            return ErrorResponse(ApiError(422, text, reason="parameter"))
-        case HTTPException():
-            text = HTTP_ERRORS.get(error.status_code, str(error.detail))
+        case HTTPException():  # of the router
+            text = HTTP_ERRORS.get(error.status_code, error.detail)
             headers = error.headers or {}
             return ErrorResponse(ApiError(error.status_code, text, reason="path", headers=headers))
+        case asyncio.CancelledError():  # the grace period is over
+            return ErrorResponse(shutting_down())
     return ErrorResponse(ApiError(500, "internal server error", reason="bug"))
 
 
 class RequestMiddleware:
-    """Around every request: access checks, log, metrics, response headers.
+    """Around every request: access checks, errors, log, metrics, response headers.
 
-    Plain ASGI for speed, because many rejected requests pass through here.
+    Plain ASGI for speed, because many rejected requests pass through here. What it wraps is a
+    `Router`, because a `Starlette` application has three more layers that handle errors.
     """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
@@ -251,24 +241,25 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        state = self.state
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        state, headers = self.state, dict(scope["headers"])
         id = headers.get(b"x-request-id", b"").decode("latin-1")
         if not VALID_REQUEST_ID.fullmatch(id):
             id = f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
-        record = scope[RECORD] = RequestRecord(id, scope["method"])
+        record = scope[RECORD] = RequestRecord(id, scope["method"], headers)
+        scope["app"] = state  # `Request.app`
         send = partial(self.send, record, send)
         state.in_flight += 1
         try:
             check_request(scope, headers, state.config, state.admission, state.draining)
             await self.app(scope, receive, send)
-        except ApiError as error:
-            await ErrorResponse(error)(scope, receive, send)
-        except asyncio.CancelledError:  # the grace period is over
+        except (Exception, asyncio.CancelledError) as error:
+            state.admission.release(record)  # before a response that may be read slowly
+            response = error_response(error)
+            if response.status_code == 500:
+                log_event(f"{record.id}: internal error", state.config.log, error)
+            error.__traceback__ = None  # its frames keep the images in memory
             if not record.status:
-                await ErrorResponse(shutting_down())(scope, receive, send)
-        except Exception as error:  # a bug; status 500 was sent already
-            log_event(f"{record.id}: internal error", state.config.log, error)
+                await response(scope, receive, send)
         finally:
             state.in_flight -= 1
             state.admission.release(record)

@@ -64,8 +64,7 @@ def serve(
             host = "127.0.0.1" if host == "0.0.0.0" else host
             log(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             sys.setswitchinterval(SWITCH_INTERVAL)
-            server = make_server(make_app(state), state)
-            server.run([listener])
+            make_server(make_app(state), state).run([listener])
         finally:
             state.close()
     if state.unrecoverable or state.pool.busy or state.batcher.abandoned:
