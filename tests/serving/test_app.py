@@ -212,14 +212,15 @@ def test_internal_error_is_500_with_traceback_in_the_log(capsys, monkeypatch):
 
 
 def test_internal_error_of_one_image_does_not_fail_others(monkeypatch):
+    good, bad = encoded_image("red"), encoded_image("blue")
     with make_state() as state, ThreadPoolExecutor() as pool:
         predictor, client = state.registry.get("tiny").predictor, make_client(state)
         preprocess = predictor.preprocess
         monkeypatch.setattr(
-            predictor, "preprocess", lambda data: 1 / 0 if data == b"x" else preprocess(data)
+            predictor, "preprocess", lambda data: 1 / 0 if data == bad else preprocess(data)
         )
         with blocked_batcher(state) as gate:
-            replies = [pool.submit(post, client, data=data) for data in (encoded_image(), b"x")]
+            replies = [pool.submit(post, client, data=data) for data in (good, bad)]
             wait_for(lambda: len(state.batcher.waiting) == 2)
             gate.open.set()
         assert [reply.result().status_code for reply in replies] == [200, 500]

@@ -82,14 +82,14 @@ class AppState:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.batcher = Batcher()
-        self.admission = AdmissionController(config, lambda: self.batcher.throughput)
         self.in_flight = 0
-        self.metrics = self.batcher.metrics = Metrics(
+        self.metrics = Metrics(
             queue=lambda: self.admission.images,
             in_flight=lambda: self.in_flight,
             stuck=lambda: len(self.stuck_seconds),
         )
+        self.batcher = Batcher(self.metrics)
+        self.admission = AdmissionController(config, lambda: self.batcher.throughput)
         self.pool = DecodePool(config)
         self.registry = ModelRegistry()
         self.examples: dict[str, list[Example]] = {}
