@@ -367,7 +367,7 @@ async def explain(state: AppState, request: Request, query: schemas.ExplainQuery
 
 @route(upload, "/attention", "Attention maps of all layers and heads", schemas.AttentionResponse)
 async def attention(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
-    maps = await run_on_one_image(state, request, query, registry.view, registry.attention)
+    maps = await run_on_one_image(state, request, query, registry.load_view, registry.attention)
     return await json_response(lambda: maps)
 
 

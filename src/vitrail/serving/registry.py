@@ -38,7 +38,7 @@ from vitrail.data.image_headers import read_header
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 from vitrail.inspection.attention import iter_layers, patch_grid, require_attention, token_offset
-from vitrail.inspection.images import InputImage, crop_box, load_image, preprocess
+from vitrail.inspection.images import InputImage, crop_box, preprocess
 from vitrail.inspection.relevance import (
     CLASS_AGNOSTIC,
     CLASS_SPECIFIC,
@@ -168,13 +168,10 @@ def methods_of(model: Model | None) -> tuple[str, ...]:
     return CLASS_AGNOSTIC if model.head is None else CLASS_SPECIFIC + CLASS_AGNOSTIC
 
 
-def explain(
-    model: Model, data: bytes | InputImage, *, method: str | None, label: str | None
-) -> bytes:
+def explain(model: Model, image: InputImage, *, method: str | None, label: str | None) -> bytes:
     """Return a PNG of the grayscale image, overlaid with a heat map of the evidence for a class.
 
-    `method` defaults to the model's first, `label` to the predicted class. `data` may be the
-    result of `inspection.images.load_image`.
+    `method` defaults to the model's first, `label` to the predicted class.
     """
     vit = with_attention(model, "explanation")
     method = method or methods_of(vit)[0]
@@ -193,22 +190,19 @@ def explain(
                 f"or use {' or '.join(CLASS_SPECIFIC)}"
             )
         classes = torch.tensor([names.index(label)])
-    image = data if isinstance(data, InputImage) else load_image(vit, data)
     values = METHODS[method](vit, image.tensor[None], classes)[0]  # (h, w)
     values = values.float().cpu().numpy()
     return to_png(overlay(image.pixels, values, image.box, "heat", offset=token_offset(vit)))
 
 
 @torch.inference_mode()
-def attention(model: Model, data: bytes | View) -> schemas.AttentionResponse:
+def attention(model: Model, view: View) -> schemas.AttentionResponse:
     """Return where the tokens that the head reads attend, for every layer and head.
 
     The head reads the class token, the mean of the patches, or the output of attention pooling.
-    `data` may be the result of `view`.
     """
-    vit = with_attention(model, "attention map")
-    image, box = view(vit, data) if isinstance(data, bytes) else data
-    image = image[None]  # (1, C, H, W)
+    vit, (pixels, box) = with_attention(model, "attention map"), view
+    image = pixels[None]  # (1, C, H, W)
     (last,) = deque(iter_layers(vit, image), maxlen=1)
     weights = head_weights(vit, last.tokens, "mean")[0]  # (N,)
     grid, prefix = patch_grid(vit, image), vit.config.num_prefix
@@ -234,7 +228,7 @@ def attention(model: Model, data: bytes | View) -> schemas.AttentionResponse:
     )
 
 
-def view(model: Model, data: bytes) -> View:
+def load_view(model: Model, data: bytes) -> View:
     """Decode what `attention` needs of an image."""
     header = open_image(data)
     height, width = header.height, header.width
