@@ -171,9 +171,9 @@ class DrainingServer(Server):
         self.state = state
 
     def run(self, sockets: Any = None) -> None:
-        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-            if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not with nohup
-                signal.signal(signal.SIGHUP, self.handle_exit)
+        is_main = threading.current_thread() is threading.main_thread()  # others set no handlers
+        if is_main and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not with nohup
+            signal.signal(signal.SIGHUP, self.handle_exit)
         super().run(sockets)
 
     async def on_tick(self, counter: int) -> bool:

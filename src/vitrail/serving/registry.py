@@ -295,7 +295,7 @@ def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -
 
 def teach(
     registry: ModelRegistry,
-    model: str | None,
+    name: str,
     label: str,
     uploads: Sequence[Upload],
     images: "Sequence[Future[torch.Tensor]]",
@@ -307,8 +307,7 @@ def teach(
     started from must still be the served one.
     """
     start = time.perf_counter()
-    served = registry.get(model)
-    name = served.name
+    served = registry.get(name)
     old_model, old_memory = served.predictor.model, served.memory
     assert old_model is not None
     assert old_memory is not None
@@ -344,10 +343,15 @@ def teach(
         if folder is not None and len(memory.classes) > 1:
             assert predictor.model is not None
             save_taught(predictor.model, memory, folder)
-        shared, size = (served.pool, served.metrics), served.batch_size
         served.metrics.models.remove(name, __version__, served.digest)
-        taught_model = ServedModel(name, predictor, *shared, batch_size=size, memory=memory)
-        registry.models[name] = taught_model
+        registry.models[name] = ServedModel(
+            name,
+            predictor,
+            served.pool,
+            served.metrics,
+            batch_size=served.batch_size,
+            memory=memory,
+        )
     return schemas.TeachResponse(
         model=name,
         engine=predictor.engine.name,
