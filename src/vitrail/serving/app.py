@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from importlib import resources
 from itertools import count
@@ -57,7 +57,7 @@ from vitrail.serving.metrics import Metrics, log_event, log_request
 from vitrail.serving.registry import MEDIA_TYPES, Example, ModelRegistry, ServedModel, find_examples
 from vitrail.serving.schemas import ApiRoute
 
-POLL_SECONDS = 0.25  # after which the server watches for a disconnect of the client
+POLL_SECONDS = 0.25  # between checks whether a client that waits has disconnected
 MAX_STUCK_THREADS = 3  # this many require a restart of the process
 MAX_STUCK_TIME = 5  # times the watchdog's limit: a single thread stuck this long requires it too
 SMALL_RESPONSE = 500  # numbers or names that are serialized on the event loop
@@ -161,19 +161,10 @@ class AppState:
         loop, seconds = asyncio.get_running_loop(), self.config.timeout
         deadline = loop.time() + seconds
         try:
-            await asyncio.wait([job.done], timeout=min(POLL_SECONDS, seconds))
             while not job.done.done() and (left := deadline - loop.time()) > 0:
-                message = asyncio.ensure_future(request.receive())
-                try:
-                    await asyncio.wait(
-                        [job.done, message], timeout=left, return_when="FIRST_COMPLETED"
-                    )
-                    if message.done() and message.result()["type"] == "http.disconnect":
-                        raise ClientDisconnectedError
-                finally:
-                    message.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await message
+                await asyncio.wait([job.done], timeout=min(POLL_SECONDS, left))
+                if not job.done.done() and await request.is_disconnected():
+                    raise ClientDisconnectedError
             request.scope[RECORD].batch = job.batch if work.batch_size > 1 else 0
             if job.done.done():
                 return job.done.result()
