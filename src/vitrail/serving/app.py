@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,7 +45,6 @@ from vitrail.serving.limits import (
     RECORD,
     AdmissionController,
     ApiError,
-    ClientDisconnectedError,
     ErrorResponse,
     NoResponse,
     RequestRecord,
@@ -164,7 +163,7 @@ class AppState:
             while not job.done.done() and (left := deadline - loop.time()) > 0:
                 await asyncio.wait([job.done], timeout=min(POLL_SECONDS, left))
                 if not job.done.done() and await request.is_disconnected():
-                    raise ClientDisconnectedError
+                    raise ClientDisconnect
             request.scope[RECORD].batch = job.batch if work.batch_size > 1 else 0
             if job.done.done():
                 return job.done.result()
@@ -203,7 +202,7 @@ def error_response(error: BaseException) -> Response:
     match error:
         case ApiError():
             return ErrorResponse(error)
-        case ClientDisconnectedError():
+        case ClientDisconnect():
             return NoResponse()
         case VitrailError():
             return ErrorResponse(ApiError(422, str(error), reason="impossible"))

@@ -18,7 +18,7 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 from python_multipart.multipart import parse_options_header
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -75,10 +75,6 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(text)
         self.status, self.text, self.reason, self.headers = status, text, reason, headers
-
-
-class ClientDisconnectedError(Exception):
-    """The client has closed the connection."""
 
 
 def shutting_down() -> ApiError:
@@ -251,7 +247,7 @@ async def read_uploads(
             while not record.body_complete:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientDisconnectedError
+                    raise ClientDisconnect
                 chunks.append(message.get("body", b""))
                 record.bytes += len(chunks[-1])
                 record.body_complete = not message.get("more_body", False)
