@@ -46,7 +46,6 @@ from vitrail.serving.limits import (
     AdmissionController,
     ApiError,
     ErrorResponse,
-    NoResponse,
     RequestRecord,
     check_request,
     read_uploads,
@@ -73,6 +72,7 @@ SECURITY_HEADERS = [
 DEFAULT_POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 PROCESS_ID, REQUEST_NUMBERS = token_hex(4), count(1)
 VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")  # of a client; others are replaced
+CLIENT_CLOSED_REQUEST = 499  # logged status of a client that disconnected; nothing is sent
 HTTP_ERRORS = {404: "not found; see /docs", 405: "method not allowed; see /docs"}
 
 
@@ -202,8 +202,6 @@ def error_response(error: BaseException) -> Response:
     match error:
         case ApiError():
             return ErrorResponse(error)
-        case ClientDisconnect():
-            return NoResponse()
         case VitrailError():
             return ErrorResponse(ApiError(422, str(error), reason="impossible"))
         case HTTPException():  # of the router
@@ -242,6 +240,8 @@ class RequestMiddleware:
         try:
             check_request(scope, headers, state.config, state.admission, state.draining)
             await self.app(scope, receive, send)
+        except ClientDisconnect:
+            record.status = CLIENT_CLOSED_REQUEST
         except (Exception, asyncio.CancelledError) as error:
             state.admission.release(record)  # before a response that may be read slowly
             response = error_response(error)

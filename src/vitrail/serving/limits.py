@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from vitrail.serving.config import MAX_HEAVY, MAX_MEMORY, ServerConfig, is_ip_address
@@ -36,7 +36,6 @@ USAGE = (
     f"send the bytes of one image as image/jpeg or another type, or a form with the field "
     f"{FORM_FIELD!r} (curl -F {FORM_FIELD}=@cat.jpg)"
 )
-CLIENT_CLOSED_REQUEST = 499  # logged status of a client that disconnected; nothing is sent
 RECORD = "vitrail.record"  # key of the record in a request's scope
 DRAIN_SECONDS = 2.0  # for a client to see an error while it is still sending
 MAX_UNREAD = 2**18  # bytes of a body that may stay unread without closing the connection
@@ -115,13 +114,6 @@ class ErrorResponse(JSONResponse):
         except TimeoutError:
             pass
         await send({"type": "http.response.body", "body": b""})
-
-
-class NoResponse(Response):
-    """A response that sends nothing, because the client has disconnected."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[RECORD].status = CLIENT_CLOSED_REQUEST
 
 
 # Access
