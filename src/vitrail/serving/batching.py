@@ -471,14 +471,14 @@ class SingleWork:
 # Batch size
 
 
-def tune_batch_size(predictor: Predictor, seconds: float = TUNING_SECONDS) -> int:
+def tune_batch_size(predictor: Predictor) -> int:
     """Return the smallest batch size with nearly the best throughput; larger ones add latency."""
-    deadline, throughput = time.perf_counter() + seconds, {}
+    deadline, throughput = time.perf_counter() + TUNING_SECONDS, {}
     for size in CANDIDATE_SIZES:
         try:
             run_blank(predictor, size)  # warm up
             times = []
-            while len(times) < 3 or (len(times) < 10 and sum(times) < seconds / 20):
+            while len(times) < 3 or (len(times) < 10 and sum(times) < TUNING_SECONDS / 20):
                 start = time.perf_counter()
                 run_blank(predictor, size)
                 times.append(time.perf_counter() - start)
