@@ -54,9 +54,7 @@ class Completion(Command):
             return
         from vitrail.cli import COMMANDS, GROUPS
 
-        commands: Any = Union[
-            *(Annotated[c, tyro.conf.subcommand(n)] for n, c in COMMANDS.items())
-        ]
+        commands: Any = Union[*(Annotated[c, tyro.conf.subcommand(n)] for n, c in COMMANDS.items())]
         output, argv = StringIO(), ["--tyro-write-completion", self.shell, "-"]
         with redirect_stdout(output), suppress(SystemExit):
             tyro.cli(commands, prog="vitrail", args=argv, registry=HelpRegistry())
