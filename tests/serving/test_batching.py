@@ -124,6 +124,6 @@ def test_error_does_not_keep_the_image_in_memory(pool, image, function):
     gc.disable()
     try:
         assert isinstance(pool.submit(image, function).exception(timeout=20), DataError)
-        wait_for(lambda: not any(isinstance(one, DecodeTask) for one in gc.get_objects()))
+        wait_for(lambda: not any(type(one) is DecodeTask for one in gc.get_objects()))
     finally:
         gc.enable()

@@ -337,23 +337,26 @@ class DecodePool:
                 self.decode(task)
 
     def decode(self, task: DecodeTask) -> None:
-        """Run a task whose pixels are reserved, and release them."""
-        assert task.pixels is not None
-        result, error = None, None
+        """Run a task whose pixels are reserved."""
         running = task.future.set_running_or_notify_cancel()
         try:
             result = task.function(task.data) if running else None
-        except BaseException as caught:
-            error = caught
+        except BaseException as error:
+            self.release(task)
+            task.fail(error)
+        else:
+            self.release(task)
+            if running:
+                task.future.set_result(result)
+
+    def release(self, task: DecodeTask) -> None:
+        """Give back the pixels of a task, and let parked tasks try again."""
+        assert task.pixels is not None
         with self.lock:
             self.free_pixels += task.pixels
             parked, self.parked = self.parked, []
         for other in parked:
             self.tasks.put(other)
-        if error is not None:
-            task.fail(error)
-        elif running:
-            task.future.set_result(result)
 
 
 # Work
