@@ -22,11 +22,12 @@ RUN pip install --no-cache-dir --constraint constraints.txt --no-deps \
 RUN useradd --create-home --uid 10001 vitrail
 USER vitrail
 WORKDIR /home/vitrail
+ENV VITRAIL_CACHE=/tmp/vitrail
 
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 
 ENTRYPOINT ["vitrail", "serve"]
 CMD ["/model", "--host", "0.0.0.0", "--log", "json"]

@@ -8,4 +8,5 @@ trained.py         experiments that compare models; inspected.py those that look
 tables.py          tables 1, 2, 5 and 6, with accuracies of given weights
 results.py         means over seeds, verdicts, and the reports made of them
 report.py          reports as Markdown and JSON; figures.py their charts
+command.py         what the command does
 """

@@ -28,7 +28,7 @@ from vitrail.data.storage import atomic_path
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.config import Config, from_dict, to_dict
 from vitrail.models.registry import configuration
-from vitrail.planning.flops import training_flops
+from vitrail.planning.flops import cost_of
 from vitrail.probing.features import features_of
 from vitrail.probing.fewshot import try_shots
 from vitrail.training.callbacks import Callback
@@ -108,7 +108,7 @@ class Job:
     def flops(self) -> float:
         """FLOPs of training."""
         images = (self.settings.steps or 0) * (self.settings.batch_size or 0)
-        return training_flops(self.config, images)
+        return images * cost_of(self.config).training
 
 
 class Result(NamedTuple):

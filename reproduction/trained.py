@@ -18,7 +18,7 @@ from reproduction.published import DATA, TABLE6, TABLE8
 from reproduction.report import TEXT, Report
 from reproduction.results import Mean, Results, average, equality_verdict, parts_verdict, slope
 from vitrail.data.datasets import open_dataset
-from vitrail.planning.flops import cost_of, training_flops
+from vitrail.planning.flops import cost_of
 from vitrail.training.config import ModelSettings
 
 FAMILIES = ("ViT", "hybrid", "BiT", "Mixer")
@@ -117,7 +117,7 @@ def subset_report(
 
 def figure5(results: Results) -> Report:
     means, tested, few = results.score, results.accuracy, results.fewshot
-    flops = {key[:2]: training_flops(r.config, r.images) for key, r in results.jobs.items()}
+    flops = {k[:2]: r.images * cost_of(r.config).training for k, r in results.jobs.items()}
     measured = {
         family: sorted(
             mean.point(flops[key] / 1e12) for key, mean in means.items() if key[0] == family

@@ -152,15 +152,19 @@ def test_quiet_leaves_the_result(argv, images, capsys):
     assert line.startswith("done: ")
 
 
-def test_paths_may_be_any_bytes(images, tmp_path):
-    words = ["pack", str(images), str(tmp_path / "\udcff")]
+@pytest.mark.parametrize(
+    ("encoding", "name", "printed"),
+    [("utf-8:strict", "\udcff", b"\xff"), ("ascii:replace", "é", b"?")],
+)
+def test_paths_may_be_any_bytes(images, tmp_path, encoding, name, printed):
+    words = ["pack", str(images), str(tmp_path / name)]
     done = subprocess.run(
         [sys.executable, "-m", "vitrail", *words],
         capture_output=True,
-        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+        env=os.environ | {"PYTHONIOENCODING": encoding},
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"/\xff (" in done.stdout
+    assert b"/" + printed + b" (" in done.stdout
 
 
 def test_quiet_silences_progress_and_the_view_of_a_run(capsys):
@@ -276,6 +280,7 @@ def test_closed_pipe_is_no_error():
         ("fewshot FILE builtin:sign-digits", "FILE"),
         ("teach nowhere thumb", "'thumb' is not CLASS=IMAGES, such as thumb=folder"),
         ("predict ViT-B/16 cat.jpg", NO_WEIGHTS),
+        ("predict hf:some/model cat.jpg", "file not found: cat.jpg"),  # before any download
         ("inspect nowhere", "nowhere"),
         ("export ViT-B/16 --out model.onnx", NO_WEIGHTS),
         ("convert nowhere out --to timm", "nowhere"),

@@ -10,12 +10,6 @@ from vitrail.serving import server
 from vitrail.serving.config import ServerConfig, parse_models
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """The command sets this for its own process."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny"

@@ -1,6 +1,7 @@
 """Small servers for tests: a tiny model, noise images, and work that can be blocked."""
 
 import asyncio
+import errno
 import io
 import socket
 import threading
@@ -117,6 +118,13 @@ def blocked_batcher(state):
         yield gate
     finally:
         gate.open.set()
+
+
+class ClosedTerminal(io.StringIO):
+    """Standard error after the terminal is gone."""
+
+    def write(self, text):
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def wait_for(condition, seconds=60):

@@ -1,6 +1,7 @@
 import json
 import re
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from serving_helpers import (
     CLASSES,
+    ClosedTerminal,
     blocked_batcher,
     encoded_image,
     is_idle,
@@ -210,14 +212,15 @@ def test_internal_error_is_500_with_traceback_in_the_log(capsys, monkeypatch):
 
 
 def test_internal_error_of_one_image_does_not_fail_others(monkeypatch):
+    good, bad = encoded_image("red"), encoded_image("blue")
     with make_state() as state, ThreadPoolExecutor() as pool:
         predictor, client = state.registry.get("tiny").predictor, make_client(state)
         preprocess = predictor.preprocess
         monkeypatch.setattr(
-            predictor, "preprocess", lambda data: 1 / 0 if data == b"x" else preprocess(data)
+            predictor, "preprocess", lambda data: 1 / 0 if data == bad else preprocess(data)
         )
         with blocked_batcher(state) as gate:
-            replies = [pool.submit(post, client, data=data) for data in (encoded_image(), b"x")]
+            replies = [pool.submit(post, client, data=data) for data in (good, bad)]
             wait_for(lambda: len(state.batcher.waiting) == 2)
             gate.open.set()
         assert [reply.result().status_code for reply in replies] == [200, 500]
@@ -385,6 +388,18 @@ def test_rejected_requests_are_logged_with_route_level_and_reason(capsys):
         ("/predict", 503, "error", "stopping"),
         ("other", 503, "error", "stopping"),
     ]
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_log_that_cannot_be_written_fails_no_request(monkeypatch, format):
+    """SIGHUP comes with the end of the terminal."""
+    with make_state(log=format) as state:
+        client = make_client(state)
+        predictor = state.registry.get("tiny").predictor
+        monkeypatch.setattr(sys, "stderr", ClosedTerminal())
+        assert post(client).status_code == 200
+        monkeypatch.setattr(predictor, "logits", lambda images: 1 / 0)
+        assert post(client).status_code == 500
 
 
 # Warm-up and shutdown

@@ -1,17 +1,20 @@
 import asyncio
+import gc
 import threading
 
 import pytest
-from serving_helpers import Gate, encoded_image
+from serving_helpers import Gate, encoded_image, wait_for
 
+from vitrail.errors import DataError
 from vitrail.serving import batching
-from vitrail.serving.batching import Batcher, DecodePool
+from vitrail.serving.batching import Batcher, DecodePool, DecodeTask
 from vitrail.serving.config import ServerConfig
+from vitrail.serving.metrics import Metrics
 
 
 @pytest.fixture
 def batcher():
-    batcher = Batcher()
+    batcher = Batcher(Metrics(queue=int, in_flight=int, stuck=int))
     yield batcher
     batcher.stop()
 
@@ -109,3 +112,18 @@ def test_spare_threads_are_counted_once_they_start(pool, monkeypatch):
     assert pool.threads == count
     pool.add_threads()
     assert pool.threads == count + 1
+
+
+def raise_data_error(data):
+    raise DataError("corrupt")
+
+
+@pytest.mark.parametrize(("image", "function"), [(b"text", len), (SMALL, raise_data_error)])
+def test_error_does_not_keep_the_image_in_memory(pool, image, function):
+    gc.collect()
+    gc.disable()
+    try:
+        assert isinstance(pool.submit(image, function).exception(timeout=20), DataError)
+        wait_for(lambda: not any(type(one) is DecodeTask for one in gc.get_objects()))
+    finally:
+        gc.enable()

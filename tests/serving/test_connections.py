@@ -2,13 +2,23 @@ import asyncio
 import itertools
 import json
 import random
+import signal
 import socket
+import sys
 import threading
 import time
 
 import pytest
 from raw_client import closed_loop, connect, exchange, form, get, head, malformed, raw, run
-from serving_helpers import blocked_batcher, encoded_image, is_idle, metric, served, wait_for
+from serving_helpers import (
+    ClosedTerminal,
+    blocked_batcher,
+    encoded_image,
+    is_idle,
+    metric,
+    served,
+    wait_for,
+)
 
 from vitrail.serving import limits, protocol
 from vitrail.serving.app import json_response
@@ -218,6 +228,21 @@ def test_disconnected_client_leaves_nothing_behind(sent):
             labels = {"route": "/predict", "status": "499"}
             assert metric(state, "vitrail_requests_total", **labels) == 5
         assert state.admission.bytes == 0
+
+
+def test_drain_finishes_although_the_terminal_is_closed(monkeypatch):
+    with served(log="text") as (state, server, port), blocked_batcher(state) as gate:
+
+        async def scenario():
+            answer = asyncio.create_task((await connect(port)).send(PREDICT))
+            await asyncio.to_thread(wait_for, lambda: state.admission.images == 1)
+            monkeypatch.setattr(sys, "stderr", ClosedTerminal())
+            server.handle_exit(signal.SIGHUP, None)
+            await asyncio.to_thread(wait_for, lambda: not server.servers[0].is_serving())
+            gate.open.set()
+            return (await answer).status
+
+        assert run(scenario()) == 200
 
 
 # HTTP

@@ -14,10 +14,11 @@ from tiny_models import random_model
 from vitrail import ConfigError, DataError, MixerConfig
 from vitrail.checkpoints.metadata import Metadata
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.images import preprocess
+from vitrail.inspection.images import load_image, preprocess
 from vitrail.inspection.relevance import METHODS, rollout
 from vitrail.models.mixer import MlpMixer
-from vitrail.serving.registry import attention, explain, methods_of
+from vitrail.serving import registry
+from vitrail.serving.registry import methods_of
 
 NAMES = ("sun", "moon", "star")
 
@@ -27,6 +28,14 @@ def served(config, **options):
     preprocessing = Preprocessing(size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, **options)
     model.metadata = Metadata(preprocessing=preprocessing, class_names=NAMES)
     return model
+
+
+def explain(model, data, **options):
+    return registry.explain(model, load_image(model, data), **options)
+
+
+def attention(model, data):
+    return registry.attention(model, registry.load_view(model, data))
 
 
 @pytest.fixture

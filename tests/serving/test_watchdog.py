@@ -290,6 +290,7 @@ serve({"tiny": sys.argv[1]}, config, predictor=stuck, log=lambda line: print(lin
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
         try:
             port = next(int(line.rpartition(":")[2]) for line in it.stdout if "http" in line)
+            wait_for(lambda: status(port, "/ready")[0] == 200)  # else the warm-up may delay them
             thread, _ = in_background(port, [PREDICT] * 3)
             _, errors = it.communicate(timeout=60)
         finally:

@@ -11,9 +11,9 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -96,10 +96,7 @@ OLD_OPTIONS = {
 # before torch is imported.
 SPIN = "20000"
 QUIET, VERBOSE = ("--quiet", "-q"), ("--verbose", "-v")
-SWITCHES = {  # of every command: how they are spelled, and their help
-    "quiet": (QUIET, "Print only results and errors."),
-    "verbose": (VERBOSE, "Print the parsed options, and errors with tracebacks."),
-}
+SWITCHES = ("quiet", "verbose")  # options of every command
 MAX_WORDS = 6  # of a path that was not quoted
 SECRET_OPTION = "token"  # the option whose value is never printed
 
@@ -107,8 +104,8 @@ SECRET_OPTION = "token"  # the option whose value is never printed
 def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     argv = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, TextIOWrapper):  # file names may be any bytes
-        sys.stdout.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")  # file names may be any bytes
     quiet, verbose = (any(word in argv for word in words) for words in (QUIET, VERBOSE))
     while argv and argv[0] in (*QUIET, *VERBOSE):  # they may come before the command
         del argv[0]
@@ -173,24 +170,13 @@ def parse(argv: Sequence[str]) -> Any:
             options[number] = f"{OLD_OPTIONS[option]}{equals}{value}"
             if not VERBOSITY.quiet:
                 print(f"vitrail: {renamed(option, OLD_OPTIONS[option])}", file=sys.stderr)
-    command = with_switches(COMMANDS[name])
+    command = COMMANDS[name]
     default: Any = tyro.MISSING_NONPROP
     if issubclass(command, Train):
         default = command.defaults(options)
     colors = sys.stdout.isatty() and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     tyro._experimental_options["ansi_codes"] = colors  # tyro itself checks one of the three
     return parse_options(command, options, prog=f"vitrail {name}", default=default)
-
-
-def with_switches(command: type) -> Any:
-    """Return the command's options with --quiet and --verbose, so that help lists them."""
-    extra: list[Any] = []
-    for name, (words, help) in SWITCHES.items():
-        config = tyro.conf.arg(aliases=words[1:], help=help)
-        extra.append((name, Annotated[bool, tyro.conf.FlagCreatePairsOff, config], False))
-    made = make_dataclass(command.__name__, extra, bases=(command,), frozen=True, kw_only=True)
-    made.__doc__ = command.__doc__
-    return made
 
 
 def changed_options(options: Any, prefix: str = "") -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Union
 
 import tyro
 
+from vitrail.cli.options import Command, HelpRegistry
+
 Shell = Literal["bash", "zsh", "fish"]
 INSTALL = """\
 Run the lines for your shell, then start a new shell.
@@ -40,7 +42,7 @@ fi""",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completion:
+class Completion(Command):
     """Print a shell completion script, or how to install one."""
 
     shell: Annotated[tyro.conf.Positional[Shell | None], tyro.conf.arg(metavar="[SHELL]")] = None
@@ -50,12 +52,9 @@ class Completion:
         if self.shell is None:
             print(INSTALL)
             return
-        from vitrail.cli import COMMANDS, GROUPS, with_switches
-        from vitrail.cli.options import HelpRegistry
+        from vitrail.cli import COMMANDS, GROUPS
 
-        commands: Any = Union[
-            *(Annotated[with_switches(c), tyro.conf.subcommand(n)] for n, c in COMMANDS.items())
-        ]
+        commands: Any = Union[*(Annotated[c, tyro.conf.subcommand(n)] for n, c in COMMANDS.items())]
         output, argv = StringIO(), ["--tyro-write-completion", self.shell, "-"]
         with redirect_stdout(output), suppress(SystemExit):
             tyro.cli(commands, prog="vitrail", args=argv, registry=HelpRegistry())

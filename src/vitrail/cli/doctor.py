@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vitrail.cli.console import paragraph, print_json, print_lines, table
-from vitrail.cli.options import UNMET, Json
+from vitrail.cli.options import UNMET, Command, Json
 from vitrail.extras import EXTRAS
 from vitrail.formatting import byte_size
 from vitrail.planning.doctor import (
@@ -22,7 +22,7 @@ from vitrail.planning.doctor import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor:
+class Doctor(Command):
     """Report hardware, packages, measured speed and problems of this machine."""
 
     measure: bool = True

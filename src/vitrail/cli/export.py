@@ -9,6 +9,7 @@ import tyro
 
 from vitrail.cli.console import Progress, log_stderr, note_lines, paragraph, print_json, print_lines
 from vitrail.cli.options import (
+    Command,
     DataOptions,
     FileToWrite,
     Int8Data,
@@ -76,7 +77,7 @@ class Export(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert:
+class Convert(Command):
     """Convert a checkpoint to another format, and verify that the logits are equal."""
 
     source: ModelReference

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail.checkpoints import builtin
 from vitrail.cli.console import WIDTH, print_json, table
-from vitrail.cli.options import UNMET, Json
+from vitrail.cli.options import UNMET, Command, Json
 from vitrail.models.config import BitConfig, Config, VitConfig, from_dict
 from vitrail.models.registry import CONFIGURATIONS
 from vitrail.training.recipes import recipe_names, summary
@@ -16,7 +16,7 @@ COLUMNS = ("name", "parameters", "image_size", "tokens", "depth", "width", "head
 
 
 @dataclass(frozen=True, kw_only=True)
-class Models:
+class Models(Command):
     """List the named architectures, and the trained models that come with vitrail."""
 
     like: str = ""
@@ -69,7 +69,7 @@ def describe(name: str, config: Config) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipes:
+class Recipes(Command):
     """List the recipes for `vitrail train` and `vitrail finetune`."""
 
     like: str = ""

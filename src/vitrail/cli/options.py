@@ -78,7 +78,17 @@ class UnmetError(DataError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class Command:
+    """Options of every command."""
+
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(aliases=("-q",))] = False
+    """Print only results and errors."""
+    verbose: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(aliases=("-v",))] = False
+    """Print the parsed options, and errors with tracebacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Command):
     """Options of commands that read datasets."""
 
     allow_outside: bool = False

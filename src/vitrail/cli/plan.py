@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from vitrail.cli.console import paragraph, print_json, table
-from vitrail.cli.options import Json
+from vitrail.cli.options import Command, Json
 from vitrail.formatting import byte_size, number
 from vitrail.planning.request import PlanRequest
 
@@ -28,7 +28,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(PlanRequest):
+class Plan(PlanRequest, Command):
     """Estimate FLOPs, memory and time of a training run, here and on accelerators."""
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]

@@ -68,6 +68,7 @@ class Predict(EngineOptions):
     batch_size: BatchSize = 16
 
     def run(self) -> int:
+        from vitrail.checkpoints.load import check_reference
         from vitrail.prediction.predictor import find_images
 
         if not self.paths:
@@ -76,12 +77,13 @@ class Predict(EngineOptions):
             raise ConfigError("--csv, --json and --features exclude each other; pass one of them")
         if self.features is not None and self.features.suffix != ".npz":
             raise ConfigError(f"--features {self.features} must end in .npz")
-        predictor = self.open_predictor(
-            self.model, data=self.data, max_drop=self.max_drop, log=log_stderr
-        )
+        check_reference(self.model)  # before the paths, and these before a model is downloaded
         for path in map(os.path.expanduser, self.paths):
             if path != "-" and not (os.path.exists(path) or glob.has_magic(path)):
                 raise DataError(f"file not found: {path}{similar_path(path)}")
+        predictor = self.open_predictor(
+            self.model, data=self.data, max_drop=self.max_drop, log=log_stderr
+        )
         skipped = Counts[str]()  # files of folders, by extension
         images: Iterable[Any] = find_images(self.paths, standard_input, skipped)
         total = None  # unknown for standard input

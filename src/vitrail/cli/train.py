@@ -22,7 +22,14 @@ from vitrail.cli.console import (
     table,
 )
 from vitrail.cli.fewshot import with_interval
-from vitrail.cli.options import STOPPED, DataOptions, DataReference, default_model, options_of
+from vitrail.cli.options import (
+    STOPPED,
+    Command,
+    DataOptions,
+    DataReference,
+    default_model,
+    options_of,
+)
 from vitrail.data.storage import same_location
 from vitrail.errors import ConfigError, DataError
 from vitrail.formatting import duration, percent, shell_command
@@ -276,7 +283,7 @@ def transfer_report(scratch: "Result") -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class Demo(Command):
     """Train and evaluate a small ViT on built-in photos of hand signs, in 3 minutes."""
 
     out: Path = Path("demo")

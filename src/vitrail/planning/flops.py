@@ -55,11 +55,6 @@ def cost_of(config: Config, image_size: int | None = None) -> Cost:
     )
 
 
-def training_flops(config: Config, images: float) -> float:
-    """Return the FLOPs of training; `images` counts an image once per epoch."""
-    return images * cost_of(config).training
-
-
 class Accelerator(NamedTuple):
     """Peak and memory as published by its vendor."""
 

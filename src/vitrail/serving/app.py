@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from importlib import resources
 from itertools import count
@@ -15,13 +15,12 @@ from typing import Any
 from urllib.parse import quote
 
 from prometheus_client import generate_latest
-from pydantic import BaseModel, ValidationError
-from starlette.applications import Starlette
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.errors import VitrailError
@@ -46,9 +45,7 @@ from vitrail.serving.limits import (
     RECORD,
     AdmissionController,
     ApiError,
-    ClientDisconnectedError,
     ErrorResponse,
-    NoResponse,
     RequestRecord,
     check_request,
     read_uploads,
@@ -58,7 +55,7 @@ from vitrail.serving.metrics import Metrics, log_event, log_request
 from vitrail.serving.registry import MEDIA_TYPES, Example, ModelRegistry, ServedModel, find_examples
 from vitrail.serving.schemas import ApiRoute
 
-POLL_SECONDS = 0.25  # after which the server watches for a disconnect of the client
+POLL_SECONDS = 0.25  # between checks whether a client that waits has disconnected
 MAX_STUCK_THREADS = 3  # this many require a restart of the process
 MAX_STUCK_TIME = 5  # times the watchdog's limit: a single thread stuck this long requires it too
 SMALL_RESPONSE = 500  # numbers or names that are serialized on the event loop
@@ -75,6 +72,7 @@ SECURITY_HEADERS = [
 DEFAULT_POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 PROCESS_ID, REQUEST_NUMBERS = token_hex(4), count(1)
 VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")  # of a client; others are replaced
+CLIENT_CLOSED_REQUEST = 499  # logged status of a client that disconnected; nothing is sent
 HTTP_ERRORS = {404: "not found; see /docs", 405: "method not allowed; see /docs"}
 
 
@@ -83,14 +81,14 @@ class AppState:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.batcher = Batcher()
-        self.admission = AdmissionController(config, lambda: self.batcher.throughput)
         self.in_flight = 0
-        self.metrics = self.batcher.metrics = Metrics(
+        self.metrics = Metrics(
             queue=lambda: self.admission.images,
             in_flight=lambda: self.in_flight,
             stuck=lambda: len(self.stuck_seconds),
         )
+        self.batcher = Batcher(self.metrics)
+        self.admission = AdmissionController(config, lambda: self.batcher.throughput)
         self.pool = DecodePool(config)
         self.registry = ModelRegistry()
         self.examples: dict[str, list[Example]] = {}
@@ -162,20 +160,11 @@ class AppState:
         loop, seconds = asyncio.get_running_loop(), self.config.timeout
         deadline = loop.time() + seconds
         try:
-            await asyncio.wait([job.done], timeout=min(POLL_SECONDS, seconds))
             while not job.done.done() and (left := deadline - loop.time()) > 0:
-                message = asyncio.ensure_future(request.receive())
-                try:
-                    await asyncio.wait(
-                        [job.done, message], timeout=left, return_when="FIRST_COMPLETED"
-                    )
-                    if message.done() and message.result()["type"] == "http.disconnect":
-                        raise ClientDisconnectedError
-                finally:
-                    message.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await message
-            request.scope[RECORD].batch = job.batch if work.batch_size > 1 else 0
+                await asyncio.wait([job.done], timeout=min(POLL_SECONDS, left))
+                if not job.done.done() and await request.is_disconnected():
+                    raise ClientDisconnect
+            request.scope[RECORD].batch = 0 if isinstance(work, SingleWork) else job.batch
             if job.done.done():
                 return job.done.result()
             raise ApiError(504, f"no result within {seconds:g} s", reason="timeout")
@@ -189,25 +178,18 @@ class AppState:
 
 def make_app(state: AppState) -> ASGIApp:
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Any) -> AsyncIterator[None]:
         warm_up = asyncio.create_task(state.warm_up())
         yield
         warm_up.cancel()
 
     document = schemas.openapi_document(ROUTES, token=bool(state.config.token))
-    kinds = (ApiError, VitrailError, ClientDisconnectedError, ValidationError, HTTPException)
-    app = Starlette(
-        routes=[*ROUTES, Route("/openapi.json", JSONResponse(document), methods=["GET"])],
-        lifespan=lifespan,
-        exception_handlers=dict.fromkeys((*kinds, Exception), handle_error),
-    )
-    app.router.redirect_slashes = False
-    app.state.vitrail = state
-    guarded = RequestMiddleware(app, state)
+    routes = [*ROUTES, Route("/openapi.json", JSONResponse(document), methods=["GET"])]
+    app = RequestMiddleware(Router(routes, redirect_slashes=False, lifespan=lifespan), state)
     if not state.config.allow_origin:
-        return guarded
+        return app
     return CORSMiddleware(
-        guarded,
+        app,
         allow_origins=state.config.allow_origin,
         allow_methods=("GET", "POST"),
         allow_headers=("Authorization", "Content-Type", "X-Request-Id"),
@@ -215,31 +197,27 @@ def make_app(state: AppState) -> ASGIApp:
     )
 
 
-async def handle_error(request: Request, error: Exception) -> Response:
-    """Return every error as one line of JSON; what the request reserved is released first."""
-    request.app.state.vitrail.admission.release(request.scope[RECORD])
+def error_response(error: BaseException) -> Response:
+    """Return every error as one line of JSON."""
     match error:
         case ApiError():
             return ErrorResponse(error)
-        case ClientDisconnectedError():
-            return NoResponse()
         case VitrailError():
             return ErrorResponse(ApiError(422, str(error), reason="impossible"))
-        case ValidationError():
-            first = error.errors()[0]
-            text = f"{first['loc'][-1]}: {first['msg']}"
-            return ErrorResponse(ApiError(422, text, reason="parameter"))
-        case HTTPException():
-            text = HTTP_ERRORS.get(error.status_code, str(error.detail))
+        case HTTPException():  # of the router
+            text = HTTP_ERRORS.get(error.status_code, error.detail)
             headers = error.headers or {}
             return ErrorResponse(ApiError(error.status_code, text, reason="path", headers=headers))
+        case asyncio.CancelledError():  # the grace period is over
+            return ErrorResponse(shutting_down())
     return ErrorResponse(ApiError(500, "internal server error", reason="bug"))
 
 
 class RequestMiddleware:
-    """Around every request: access checks, log, metrics, response headers.
+    """Around every request: access checks, errors, log, metrics, response headers.
 
-    Plain ASGI for speed, because many rejected requests pass through here.
+    Plain ASGI for speed, because many rejected requests pass through here. What it wraps is a
+    `Router`, because a `Starlette` application has three more layers that handle errors.
     """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
@@ -251,24 +229,27 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        state = self.state
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        state, headers = self.state, dict(scope["headers"])
         id = headers.get(b"x-request-id", b"").decode("latin-1")
         if not VALID_REQUEST_ID.fullmatch(id):
             id = f"{PROCESS_ID}-{next(REQUEST_NUMBERS)}"
-        record = scope[RECORD] = RequestRecord(id, scope["method"])
+        record = scope[RECORD] = RequestRecord(id, scope["method"], headers)
+        scope["app"] = state  # `Request.app`
         send = partial(self.send, record, send)
         state.in_flight += 1
         try:
             check_request(scope, headers, state.config, state.admission, state.draining)
             await self.app(scope, receive, send)
-        except ApiError as error:
-            await ErrorResponse(error)(scope, receive, send)
-        except asyncio.CancelledError:  # the grace period is over
+        except ClientDisconnect:
+            record.status = CLIENT_CLOSED_REQUEST
+        except (Exception, asyncio.CancelledError) as error:
+            state.admission.release(record)  # before a response that may be read slowly
+            response = error_response(error)
+            if response.status_code == 500:
+                log_event(f"{record.id}: internal error", state.config.log, error)
+            error.__traceback__ = None  # its frames keep the images in memory
             if not record.status:
-                await ErrorResponse(shutting_down())(scope, receive, send)
-        except Exception as error:  # a bug; status 500 was sent already
-            log_event(f"{record.id}: internal error", state.config.log, error)
+                await response(scope, receive, send)
         finally:
             state.in_flight -= 1
             state.admission.release(record)
@@ -376,7 +357,7 @@ async def explain(state: AppState, request: Request, query: schemas.ExplainQuery
 
 @route(upload, "/attention", "Attention maps of all layers and heads", schemas.AttentionResponse)
 async def attention(state: AppState, request: Request, query: schemas.ModelQuery) -> Response:
-    maps = await run_on_one_image(state, request, query, registry.view, registry.attention)
+    maps = await run_on_one_image(state, request, query, registry.load_view, registry.attention)
     return await json_response(lambda: maps)
 
 

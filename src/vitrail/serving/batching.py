@@ -34,9 +34,9 @@ from torch import Tensor
 
 from vitrail.data.decode import open_image
 from vitrail.data.loader import MAX_POOL_THREADS, available_cores, start_pool
-from vitrail.errors import DataError
+from vitrail.errors import DataError, VitrailError
 from vitrail.prediction.predictor import Prediction, Predictor, decode_logits
-from vitrail.serving.config import MAX_PIXELS, ServerConfig
+from vitrail.serving.config import ServerConfig
 from vitrail.serving.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Job:
 class Batcher:
     """The queue of jobs and the thread that runs them."""
 
-    def __init__(self) -> None:
-        self.metrics: Metrics | None = None
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
         self.waiting: deque[tuple[Job, int]] = deque()
         self.changed = Condition()
         self.stopped = False
@@ -133,9 +133,8 @@ class Batcher:
         while batch := self.take():
             start = time.perf_counter()
             work = batch[0][0].work
-            if self.metrics is not None:
-                for job, _ in batch:
-                    self.metrics.wait_seconds.observe(start - job.submitted)
+            for job, _ in batch:
+                self.metrics.wait_seconds.observe(start - job.submitted)
             try:
                 results = work([job.items[index] for job, index in batch])
             except Exception as error:
@@ -158,12 +157,11 @@ class Batcher:
                     finished[job] = result
                 elif not job.remaining:
                     finished.setdefault(job, None)
-            if work.batch_size > 1 and count:
+            if count and not isinstance(work, SingleWork):
                 rate = count / max(time.perf_counter() - start, 1e-6)
                 previous = self.throughput or rate
                 self.throughput = previous + SMOOTHING * (rate - previous)
-                if self.metrics is not None:
-                    self.metrics.batch_sizes.observe(count)
+                self.metrics.batch_sizes.observe(count)
             resolve(finished)
 
     def take(self) -> list[tuple[Job, int]]:
@@ -217,6 +215,15 @@ class DecodeTask:
     function: Callable[[bytes], Any]
     future: "Future[Any]" = field(default_factory=Future)
     pixels: int | None = None  # once the header is read
+
+    def fail(self, error: BaseException) -> None:
+        """Set the exception of the future, which may be canceled."""
+        if isinstance(error, VitrailError):  # the frames of its traceback keep the image in memory
+            error = type(error)(str(error))
+        elif not isinstance(error, Exception):  # an extension's panic
+            error = RuntimeError(repr(error))
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
 
 
 class DecodePool:
@@ -283,9 +290,8 @@ class DecodePool:
             if not task.future.cancelled():
                 try:
                     self.track(self.dispatch, task)
-                except Exception as error:  # fails the request, not the thread
-                    with suppress(InvalidStateError):
-                        task.future.set_exception(error)
+                except BaseException as error:  # fails the request, not the thread
+                    task.fail(error)
             del task  # frees the image while this thread waits
             target = self.target_size
             with self.lock:
@@ -306,11 +312,8 @@ class DecodePool:
     def dispatch(self, task: DecodeTask) -> None:
         """Run a task if the pixel budget allows it; else park it, so that smaller ones go on."""
         if task.pixels is None:
-            try:
-                header = open_image(task.data, max_pixels=self.max_pixels)
-                task.pixels = header.height * header.width
-            except BaseException:  # rejected without decoding: the task meets the same error
-                task.pixels = 0
+            header = open_image(task.data, max_pixels=self.max_pixels)
+            task.pixels = header.height * header.width
         small = task.pixels <= self.max_pixels // SMALL_SHARE
         reserve = 0 if small else self.max_pixels // RESERVED_SHARE  # left for small images
         with self.lock:
@@ -334,25 +337,26 @@ class DecodePool:
                 self.decode(task)
 
     def decode(self, task: DecodeTask) -> None:
-        """Run a task whose pixels are reserved, and release them."""
-        assert task.pixels is not None
-        result, error = None, None
+        """Run a task whose pixels are reserved."""
         running = task.future.set_running_or_notify_cancel()
         try:
-            if running and self.max_pixels < MAX_PIXELS:  # the decoder's own limit
-                open_image(task.data, max_pixels=self.max_pixels)
             result = task.function(task.data) if running else None
-        except BaseException as caught:  # an extension's panic is no Exception
-            error = caught if isinstance(caught, Exception) else RuntimeError(repr(caught))
+        except BaseException as error:
+            self.release(task)
+            task.fail(error)
+        else:
+            self.release(task)
+            if running:
+                task.future.set_result(result)
+
+    def release(self, task: DecodeTask) -> None:
+        """Give back the pixels of a task, and let parked tasks try again."""
+        assert task.pixels is not None
         with self.lock:
             self.free_pixels += task.pixels
             parked, self.parked = self.parked, []
         for other in parked:
             self.tasks.put(other)
-        if error is not None:
-            task.future.set_exception(error)
-        elif running:
-            task.future.set_result(result)
 
 
 # Work
@@ -470,14 +474,14 @@ class SingleWork:
 # Batch size
 
 
-def tune_batch_size(predictor: Predictor, seconds: float = TUNING_SECONDS) -> int:
+def tune_batch_size(predictor: Predictor) -> int:
     """Return the smallest batch size with nearly the best throughput; larger ones add latency."""
-    deadline, throughput = time.perf_counter() + seconds, {}
+    deadline, throughput = time.perf_counter() + TUNING_SECONDS, {}
     for size in CANDIDATE_SIZES:
         try:
             run_blank(predictor, size)  # warm up
             times = []
-            while len(times) < 3 or (len(times) < 10 and sum(times) < seconds / 20):
+            while len(times) < 3 or (len(times) < 10 and sum(times) < TUNING_SECONDS / 20):
                 start = time.perf_counter()
                 run_blank(predictor, size)
                 times.append(time.perf_counter() - start)

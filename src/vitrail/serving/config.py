@@ -1,5 +1,6 @@
 """Server options and limits. Imports nothing heavy, so that they can be checked at once."""
 
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -143,8 +144,8 @@ def parse_models(arguments: tuple[str, ...]) -> dict[str, str]:
     for argument in arguments:
         name, equals, reference = argument.partition("=")
         if not equals or Path(argument).exists():
-            path = Path(argument)
-            name, reference = path.resolve().name if path.exists() else argument, argument
+            exists = Path(argument).exists()  # the name of a link, not that of its target
+            name, reference = os.path.abspath(argument) if exists else argument, argument
             name = name.rpartition("/")[2].rpartition(":")[2].removesuffix(".onnx")
         if not (name and reference and name.isprintable()):
             raise ConfigError(

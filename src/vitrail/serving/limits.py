@@ -18,8 +18,8 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 from python_multipart.multipart import parse_options_header
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from vitrail.serving.config import MAX_HEAVY, MAX_MEMORY, ServerConfig, is_ip_address
@@ -36,7 +36,6 @@ USAGE = (
     f"send the bytes of one image as image/jpeg or another type, or a form with the field "
     f"{FORM_FIELD!r} (curl -F {FORM_FIELD}=@cat.jpg)"
 )
-CLIENT_CLOSED_REQUEST = 499  # logged status of a client that disconnected; nothing is sent
 RECORD = "vitrail.record"  # key of the record in a request's scope
 DRAIN_SECONDS = 2.0  # for a client to see an error while it is still sending
 MAX_UNREAD = 2**18  # bytes of a body that may stay unread without closing the connection
@@ -50,6 +49,7 @@ class RequestRecord:
 
     id: str
     method: str
+    headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)
     route: str = "other"
     status: int = 0
     images: int = 0
@@ -76,10 +76,6 @@ class ApiError(Exception):
         self.status, self.text, self.reason, self.headers = status, text, reason, headers
 
 
-class ClientDisconnectedError(Exception):
-    """The client has closed the connection."""
-
-
 def shutting_down() -> ApiError:
     text = "the server is shutting down; try again in a moment"
     return ApiError(503, text, reason="stopping", headers={"Retry-After": "5"})
@@ -99,10 +95,9 @@ class ErrorResponse(JSONResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record: RequestRecord = scope[RECORD]
         record.reason = self.reason
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length")
+        length = record.headers.get(b"content-length")
         if length is None:
-            large = b"transfer-encoding" in headers
+            large = b"transfer-encoding" in record.headers
         else:
             large = not length.isdigit() or int(length) > MAX_UNREAD
         if record.body_complete or not large:
@@ -119,13 +114,6 @@ class ErrorResponse(JSONResponse):
         except TimeoutError:
             pass
         await send({"type": "http.response.body", "body": b""})
-
-
-class NoResponse(Response):
-    """A response that sends nothing, because the client has disconnected."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[RECORD].status = CLIENT_CLOSED_REQUEST
 
 
 # Access
@@ -230,19 +218,20 @@ async def read_uploads(
 
     Unsupported types and large bodies are rejected before they are read.
     """
-    config, headers = admission.config, request.headers
+    config = admission.config
     record: RequestRecord = request.scope[RECORD]
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if headers.get("content-encoding", "identity").lower() != "identity":
+    content_type = record.headers.get(b"content-type", b"").decode("latin-1")
+    kind = content_type.partition(";")[0].strip().lower()
+    if record.headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise ApiError(415, "compressed bodies are not supported; send it as is", reason="type")
     if kind not in ("", FORM_TYPE, "application/octet-stream") and not kind.startswith("image/"):
         raise ApiError(415, f"unsupported type {kind[:60]}; {USAGE}", reason="type")
     text = f"the body exceeds {config.max_body:,} bytes; send smaller images, or fewer at once"
-    too_large = ApiError(413, text, reason="size")
-    length = headers.get("content-length", "")
-    size = int(length) if length.isascii() and length.isdigit() else config.max_body  # chunked
+    too_large = partial(ApiError, 413, text, reason="size")
+    length = record.headers.get(b"content-length", b"")
+    size = int(length) if length.isdigit() else config.max_body  # chunked
     if size > config.max_body:
-        raise too_large
+        raise too_large()
     admission.reserve(record, size, heavy=heavy)
     chunks: list[bytes] = []
     try:
@@ -250,12 +239,12 @@ async def read_uploads(
             while not record.body_complete:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientDisconnectedError
+                    raise ClientDisconnect
                 chunks.append(message.get("body", b""))
                 record.bytes += len(chunks[-1])
                 record.body_complete = not message.get("more_body", False)
                 if record.bytes > config.max_body:
-                    raise too_large
+                    raise too_large()
     except TimeoutError:
         text = f"the body did not arrive within {config.timeout:g} s"
         raise ApiError(408, text, reason="slow", headers={"Connection": "close"}) from None
@@ -263,11 +252,9 @@ async def read_uploads(
     if kind != FORM_TYPE:
         uploads = [Upload("picture", body)] if body else []
     elif len(body) > LARGE_FORM:
-        uploads = await asyncio.to_thread(
-            parse_form, headers["content-type"], body, config.max_images
-        )
+        uploads = await asyncio.to_thread(parse_form, content_type, body, config.max_images)
     else:
-        uploads = parse_form(headers["content-type"], body, config.max_images)
+        uploads = parse_form(content_type, body, config.max_images)
     if not uploads:
         raise ApiError(400, f"the request contains no image; {USAGE}", reason="empty")
     admission.reserve_images(record, len(uploads))

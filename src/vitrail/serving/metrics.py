@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -72,7 +73,8 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
         return
     if format == "json":
         status = 200 if record.route == "/ready" else record.status  # 503 is its normal answer
-        level = "error" if status >= 500 else "warning" if status >= 400 else "info"
+        failed = status >= 500 and record.reason != "stopping"
+        level = "error" if failed else "warning" if status >= 400 else "info"
         line = json.dumps(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -95,7 +97,7 @@ def log_request(record: RequestRecord, seconds: float, format: LogFormat) -> Non
             f"{time.strftime('%H:%M:%S')}  {record.status}  {record.method} {record.route}"
             f"  {1000 * seconds:.0f} ms{batch}{reason}  {record.id}"
         )
-    print(line, file=sys.stderr, flush=True)
+    write_line(line)
 
 
 def log_event(
@@ -108,4 +110,10 @@ def log_event(
         values["bug"] = "".join(traceback.format_exception(error))
         text += f": {values['bug']}"
     line = json.dumps(values) if format == "json" else f"vitrail: {text}"
-    print(line, file=sys.stderr, flush=True)
+    write_line(line)
+
+
+def write_line(line: str) -> None:
+    """Write to the log. Requests and the drain continue if that fails."""
+    with suppress(OSError):  # a closed terminal, whose SIGHUP starts the drain; a full disk
+        print(line, file=sys.stderr, flush=True)

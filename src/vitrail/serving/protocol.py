@@ -171,8 +171,8 @@ class DrainingServer(Server):
         self.state = state
 
     def run(self, sockets: Any = None) -> None:
-        unset = signal.getsignal(signal.SIGHUP) == signal.SIG_DFL  # not with nohup
-        if unset and threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()  # others set no handlers
+        if is_main and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not with nohup
             signal.signal(signal.SIGHUP, self.handle_exit)
         super().run(sockets)
 

@@ -38,7 +38,7 @@ from vitrail.data.image_headers import read_header
 from vitrail.data.transforms import normalize
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown
 from vitrail.inspection.attention import iter_layers, patch_grid, require_attention, token_offset
-from vitrail.inspection.images import InputImage, crop_box, load_image, preprocess
+from vitrail.inspection.images import InputImage, crop_box, preprocess
 from vitrail.inspection.relevance import (
     CLASS_AGNOSTIC,
     CLASS_SPECIFIC,
@@ -168,13 +168,10 @@ def methods_of(model: Model | None) -> tuple[str, ...]:
     return CLASS_AGNOSTIC if model.head is None else CLASS_SPECIFIC + CLASS_AGNOSTIC
 
 
-def explain(
-    model: Model, data: bytes | InputImage, *, method: str | None, label: str | None
-) -> bytes:
+def explain(model: Model, image: InputImage, *, method: str | None, label: str | None) -> bytes:
     """Return a PNG of the grayscale image, overlaid with a heat map of the evidence for a class.
 
-    `method` defaults to the model's first, `label` to the predicted class. `data` may be the
-    result of `inspection.images.load_image`.
+    `method` defaults to the model's first, `label` to the predicted class.
     """
     vit = with_attention(model, "explanation")
     method = method or methods_of(vit)[0]
@@ -193,22 +190,19 @@ def explain(
                 f"or use {' or '.join(CLASS_SPECIFIC)}"
             )
         classes = torch.tensor([names.index(label)])
-    image = data if isinstance(data, InputImage) else load_image(vit, data)
     values = METHODS[method](vit, image.tensor[None], classes)[0]  # (h, w)
     values = values.float().cpu().numpy()
     return to_png(overlay(image.pixels, values, image.box, "heat", offset=token_offset(vit)))
 
 
 @torch.inference_mode()
-def attention(model: Model, data: bytes | View) -> schemas.AttentionResponse:
+def attention(model: Model, view: View) -> schemas.AttentionResponse:
     """Return where the tokens that the head reads attend, for every layer and head.
 
     The head reads the class token, the mean of the patches, or the output of attention pooling.
-    `data` may be the result of `view`.
     """
-    vit = with_attention(model, "attention map")
-    image, box = view(vit, data) if isinstance(data, bytes) else data
-    image = image[None]  # (1, C, H, W)
+    vit, (pixels, box) = with_attention(model, "attention map"), view
+    image = pixels[None]  # (1, C, H, W)
     (last,) = deque(iter_layers(vit, image), maxlen=1)
     weights = head_weights(vit, last.tokens, "mean")[0]  # (N,)
     grid, prefix = patch_grid(vit, image), vit.config.num_prefix
@@ -234,7 +228,7 @@ def attention(model: Model, data: bytes | View) -> schemas.AttentionResponse:
     )
 
 
-def view(model: Model, data: bytes) -> View:
+def load_view(model: Model, data: bytes) -> View:
     """Decode what `attention` needs of an image."""
     header = open_image(data)
     height, width = header.height, header.width
@@ -301,7 +295,7 @@ def folder_for(root: Path | None, name: str, reference: str, *, several: bool) -
 
 def teach(
     registry: ModelRegistry,
-    model: str | None,
+    name: str,
     label: str,
     uploads: Sequence[Upload],
     images: "Sequence[Future[torch.Tensor]]",
@@ -313,8 +307,7 @@ def teach(
     started from must still be the served one.
     """
     start = time.perf_counter()
-    served = registry.get(model)
-    name = served.name
+    served = registry.get(name)
     old_model, old_memory = served.predictor.model, served.memory
     assert old_model is not None
     assert old_memory is not None
@@ -350,10 +343,15 @@ def teach(
         if folder is not None and len(memory.classes) > 1:
             assert predictor.model is not None
             save_taught(predictor.model, memory, folder)
-        shared, size = (served.pool, served.metrics), served.batch_size
         served.metrics.models.remove(name, __version__, served.digest)
-        taught_model = ServedModel(name, predictor, *shared, batch_size=size, memory=memory)
-        registry.models[name] = taught_model
+        registry.models[name] = ServedModel(
+            name,
+            predictor,
+            served.pool,
+            served.metrics,
+            batch_size=served.batch_size,
+            memory=memory,
+        )
     return schemas.TeachResponse(
         model=name,
         engine=predictor.engine.name,
@@ -420,7 +418,8 @@ def examples_from(config: ServerConfig, reference: str) -> str:
     if config.examples:
         return config.examples
     local = not reference.startswith("hf:") and Path(reference).expanduser().exists()
-    return "" if local and config.is_loopback else NO_EXAMPLES
+    private = config.is_loopback and not config.allow_host  # no proxy
+    return "" if local and private else NO_EXAMPLES
 
 
 def find_examples(metadata: Metadata, data: str) -> list[Example]:

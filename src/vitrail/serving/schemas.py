@@ -4,16 +4,17 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from vitrail import __version__
 from vitrail.errors import unknown
 from vitrail.prediction.predictor import DEFAULT_TOP
-from vitrail.serving.limits import FORM_FIELD, FORM_TYPE, PUBLIC_PATHS
+from vitrail.serving.limits import FORM_FIELD, FORM_TYPE, PUBLIC_PATHS, ApiError
 
 DESCRIPTION = """Image classification with a Vision Transformer. Send one encoded image as the body,
 or a form with one or more files in the field `pictures`. Every error is `{"error": "one line"}`."""
@@ -135,7 +136,7 @@ class ConformalInfo(BaseModel):
 class ModelInfo(BaseModel):
     name: str
     version: str = __version__  # of vitrail
-    digest: str  # `weights` of the bundle's config.json; empty for other files and taught models
+    digest: str  # of the bundle's config.json or the model's file; empty for taught models
     architecture: str
     classes: list[str]
     image_size: list[int]
@@ -219,23 +220,30 @@ class ApiRoute(Route):
         errors: Iterable[int] = PROTECTED_ERRORS,
     ) -> None:
         super().__init__(path, self.call, methods=[method])
+        self.app = self.call  # without the error handlers that Starlette adds to a function
         self.method = method
         self.handler, self.summary, self.response = handler, summary, response
         self.query, self.body, self.errors = query, body, errors
+        fields = query.model_fields if query else {}
+        self.parameters = [field.alias or name for name, field in fields.items()]
 
-    async def call(self, request: Request) -> Response:
-        query = None
+    async def call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, query = Request(scope, receive), None
         if self.query:
             given = dict(request.query_params)
-            known = [field.alias or name for name, field in self.query.model_fields.items()]
             for name in given:
-                if name not in known:
-                    raise unknown("parameter", name, known)
-            query = self.query.model_validate(given)
-        result = await self.handler(request.app.state.vitrail, request, query)
-        if isinstance(result, Response):
-            return result
-        return Response(result.model_dump_json(), media_type="application/json")
+                if name not in self.parameters:
+                    raise unknown("parameter", name, self.parameters)
+            try:
+                query = self.query.model_validate(given)
+            except ValidationError as error:
+                first = error.errors()[0]
+                text = f"{first['loc'][-1]}: {first['msg']}"
+                raise ApiError(422, text, reason="parameter") from None
+        result = await self.handler(request.app, request, query)
+        if not isinstance(result, Response):
+            result = Response(result.model_dump_json(), media_type="application/json")
+        await result(scope, receive, send)
 
 
 def openapi_document(routes: Iterable[ApiRoute], *, token: bool) -> dict[str, Any]:

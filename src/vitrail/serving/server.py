@@ -1,5 +1,6 @@
 """The server process: models, socket, signals, exit status. Loads without the `serve` extra."""
 
+import hashlib
 import logging
 import os
 import socket
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.checkpoints.bundle import CONFIG
-from vitrail.checkpoints.files import read_json
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.extras import require
 from vitrail.prediction.predictor import Predictor
@@ -64,8 +64,7 @@ def serve(
             host = "127.0.0.1" if host == "0.0.0.0" else host
             log(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             sys.setswitchinterval(SWITCH_INTERVAL)
-            server = make_server(make_app(state), state)
-            server.run([listener])
+            make_server(make_app(state), state).run([listener])
         finally:
             state.close()
     if state.unrecoverable or state.pool.busy or state.batcher.abandoned:
@@ -127,8 +126,12 @@ def load_model(
             log(f"{name}: {note}")
     if data := examples_from(config, reference):
         state.examples[name] = find_examples(loaded.metadata, data)
-    config_file = Path(reference) / CONFIG
-    digest = str(read_json(config_file).get("weights", "")) if config_file.is_file() else ""
+    path = Path(reference)
+    path = path / CONFIG if path.is_dir() else path  # has the class names, and a digest of weights
+    digest = ""
+    if path.is_file():
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     state.add_model(name, loaded, memory, digest)
     classes = len(loaded.classes)
     hint = ""

@@ -18,16 +18,14 @@ function withCode(text) {
 }
 
 function follow(schema, spec) {
-  // Resolve a reference such as "#/components/schemas/Name".
-  if (!schema?.$ref) return schema ?? {};
-  const steps = schema.$ref.slice(2).split("/");
-  return steps.reduce((at, step) => at?.[step.replaceAll("~1", "/").replaceAll("~0", "~")], spec);
+  // Resolve a reference: "#/components/schemas/Name".
+  return schema.$ref ? spec.components.schemas[schema.$ref.split("/").at(-1)] : schema;
 }
 
 function written(schema, spec, depth = 0) {
   // Format a schema like an example, with types for values.
-  const known = follow(schema, spec) ?? {}, pad = "  ".repeat(depth);
-  const either = known.anyOf ?? known.oneOf ?? known.allOf;
+  const known = follow(schema, spec), pad = "  ".repeat(depth);
+  const either = known.anyOf;
   if (depth > DEEP) return "…";
   if (either) return either.map((one) => written(one, spec, depth)).join(" or ");
   if (known.type === "array") return "[" + written(known.items, spec, depth) + ", …]";
@@ -43,9 +41,8 @@ function written(schema, spec, depth = 0) {
 }
 
 function parametersOf(route, spec) {
-  if (!route.parameters?.length) return [];
-  const rows = route.parameters.map((given) => {
-    const { name, in: where, required, description, schema } = follow(given, spec);
+  if (!route.parameters.length) return [];
+  const rows = route.parameters.map(({ name, in: where, required, description, schema }) => {
     const usual = schema?.default === undefined || schema.default === null ? "" :
       ", default " + schema.default;
     const type = written(schema, spec).replace(" or null", "") + usual;
@@ -60,7 +57,7 @@ function parametersOf(route, spec) {
 function contentOf(content, spec) {
   // Content types with their schema; types of the same schema are grouped.
   const kinds = new Map();
-  for (const [kind, { schema }] of Object.entries(content ?? {})) {
+  for (const [kind, { schema }] of Object.entries(content)) {
     const shape = written(schema, spec);
     kinds.set(shape, [...(kinds.get(shape) ?? []), kind]);
   }
@@ -68,31 +65,26 @@ function contentOf(content, spec) {
 }
 
 function bodyOf(route, spec) {
-  const body = follow(route.requestBody, spec);
-  return body?.content ? [make("h2", {}, "Body"), ...contentOf(body.content, spec)] : [];
+  const content = route.requestBody?.content;
+  return content ? [make("h2", {}, "Body"), ...contentOf(content, spec)] : [];
 }
 
 function answersOf(route, spec) {
-  const answers = Object.entries(route.responses ?? {}).map(([s, of]) => [s, follow(of, spec)]);
-  const good = answers.filter(([status]) => status < "3");
-  const bad = answers.filter(([status]) => status >= "3");
-  const rows = bad.map(([status, { description }]) =>
-    make("tr", {}, make("td", {}, make("code", {}, status)), make("td", {}, description ?? "")));
+  const { 200: answer, ...errors } = route.responses;
+  const rows = Object.entries(errors).map(([status, { description }]) =>
+    make("tr", {}, make("td", {}, make("code", {}, status)), make("td", {}, description)));
   return [make("h2", {}, "Response"),
-    ...good.flatMap(([status, { description, content }]) => [
-      make("p", { className: "soft" }, make("code", {}, status),
-        " " + (description ?? "").replace("Successful Response", "")),
-      ...contentOf(content, spec)]),
-    ...(rows.length ? [make("h2", {}, "Errors"),
-      make("div", { className: "wide" }, make("table", {}, ...rows))] : [])];
+    make("p", { className: "soft" }, make("code", {}, "200"), " " + answer.description),
+    ...contentOf(answer.content, spec), make("h2", {}, "Errors"),
+    make("div", { className: "wide" }, make("table", {}, ...rows))];
 }
 
 function tryOf(path, method, route, spec) {
   // A form that sends the request and shows the response.
-  const parameters = (route.parameters ?? []).map((given) => follow(given, spec));
+  const { parameters } = route;
   const fields = parameters.map(({ name, required, schema }) => make("label", {}, name,
     make("input", { name, required: Boolean(required), placeholder: schema?.default ?? "" })));
-  const kinds = Object.keys(follow(route.requestBody, spec)?.content ?? {});
+  const kinds = Object.keys(route.requestBody?.content ?? {});
   const form = kinds.includes("multipart/form-data");
   const file = make("input", { type: "file", accept: "image/*", required: true, multiple: form });
   const result = make("div", { className: "result", role: "status" });
@@ -150,8 +142,7 @@ function drawRoute(path, method, route, spec) {
   const summary = make("summary", {}, make("span", { className: "verb " + method },
     method.toUpperCase()), make("code", {}, path), make("span", { className: "soft" },
     route.summary ?? ""));
-  const about = route.description ? [make("p", {}, route.description)] : [];
-  return make("details", {}, summary, make("div", { className: "inside" }, ...about,
+  return make("details", {}, summary, make("div", { className: "inside" },
     ...parametersOf(route, spec), ...bodyOf(route, spec), ...answersOf(route, spec),
     ...tryOf(path, method, route, spec)));
 }

@@ -35,7 +35,7 @@ async function reveal(upload) {
   const covered = overlay.shimmer && upload.image && !still.matches;
   if (covered) await pause(Math.max(0, MIN_COVERED - (performance.now() - upload.coveredAt) / 1000));
   if (interrupted()) return;
-  layOutPanes(upload);
+  layOutCells(upload);
   if (covered) {
     overlay.current.tint.fill(1);
     overlay.current.lines[0] = 1;

@@ -54,12 +54,12 @@ function showUpload(upload) {
   find("lit").hidden = true;
   find("frame").style.aspectRatio = wide + " / " + high;
   find("frame").style.width = "min(100%, var(--tall) * " + wide / high + "rem)";
-  layOutPanes(upload);
+  layOutCells(upload);
 }
 
 const BLANK = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///ywAAAAAAQABAAACAUwAOw==";
 
-function layOutPanes(upload) {
+function layOutCells(upload) {
   // One cell per patch; before the grid is known, about eight along the shorter side.
   const { image, attention } = upload;
   const box = attention?.box ?? [0, 0, 1, 1];
