@@ -385,8 +385,8 @@ def test_rejected_requests_are_logged_with_route_level_and_reason(capsys):
         ("/predict", 422, "warning", "unreadable"),
         ("/health", 200, "info", ""),
         ("/ready", 503, "info", "warming"),
-        ("/predict", 503, "error", "stopping"),
-        ("other", 503, "error", "stopping"),
+        ("/predict", 503, "warning", "stopping"),
+        ("other", 503, "warning", "stopping"),
     ]
 
 

@@ -67,6 +67,7 @@ def test_missing_examples_are_an_error_only_if_configured(tmp_path):
 def test_examples_of_the_models_data_are_shown_on_loopback_only(tmp_path, host, shown):
     config = ServerConfig(host=host)
     assert examples_from(config, str(tmp_path)) == ("" if shown else "none")
+    assert examples_from(replace(config, allow_host=("example.org",)), str(tmp_path)) == "none"
     assert examples_from(config, "hf:some/where") == "none"
     assert examples_from(config, str(tmp_path / "gone")) == "none"
     assert examples_from(ServerConfig(host=host, examples="photos"), "hf:some/where") == "photos"
@@ -74,7 +75,7 @@ def test_examples_of_the_models_data_are_shown_on_loopback_only(tmp_path, host, 
     data = write_colors(tmp_path / "colors.npz")
     model.metadata = replace(model.metadata, provenance={"data": str(data)})
     vitrail.save(model, tmp_path / "bundle")
-    with make_state(host=host) as state:
+    with make_state(host=host, allow_host=()) as state:
         state.registry.models.clear()
         arguments = (state, "tiny", str(tmp_path / "bundle"), Predictor, lambda line: None)
         load_model(*arguments, several=False)
