@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tiny_models
 import vitrail
@@ -123,6 +124,23 @@ def test_forward_hooks_see_unmodified_outputs(tiny):
         torch.testing.assert_close(outputs["mlp"], block.mlp(block.norm2(tokens + update)))
         hidden = F.linear(block.norm2(tokens + update), block.mlp.fc1.weight, block.mlp.fc1.bias)
         torch.testing.assert_close(outputs["mlp.fc1"], hidden)
+
+
+def test_second_derivatives_with_unfused_attention(tiny):
+    model = random_model(tiny.change(numerics="timm")).float()
+    images = torch.randn(1, 3, 8, 8, requires_grad=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        (gradient,) = torch.autograd.grad(model(images).sum(), images, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), images)
+    assert second.abs().sum() > 0
+
+
+def test_backward_hooks_see_all_tokens_of_the_last_block(tiny, images):
+    model, shapes = random_model(tiny), []
+    block = model.encoder.blocks[-1]
+    block.register_full_backward_hook(lambda *args: shapes.append(args[2][0].shape))
+    model(images).sum().backward()
+    assert shapes == [model.tokens(images).shape]
 
 
 def test_forward_hooks_see_all_tokens_of_the_last_block(tiny, images):

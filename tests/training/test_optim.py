@@ -15,6 +15,7 @@ from vitrail.training.optim import (
     distances_from_head,
     freeze,
     is_kernel,
+    is_muon_parameter,
     make_optimizers,
     orthogonalize,
     set_learning_rates,
@@ -383,3 +384,10 @@ def step_with_gradient(state, gradient):
         parameter.grad = torch.full_like(parameter, gradient)
     state.scaler.scale(torch.ones(()))  # as the loss was
     optimizer_step(state, torch.ones(()), [])
+
+
+def test_muon_updates_weights_of_convolutions_only():
+    """A temperature of each head has four axes, too."""
+    temperature, kernel = (nn.Parameter(torch.ones(1, 3, 1, 1)) for _ in range(2))
+    assert is_muon_parameter("stem.layers.0.weight", kernel)
+    assert not is_muon_parameter("encoder.blocks.0.attention.temperature", temperature)

@@ -202,8 +202,16 @@ def register_attention(name: str) -> Callable[[type[SelfAttention]], type[SelfAt
 def is_plain_linear(layer: nn.Module) -> bool:
     """Whether a layer is an nn.Linear without hooks or parametrizations, so that using its weight
     directly is equivalent to calling it."""
-    hooks = (*BACKWARD_HOOKS, layer._backward_pre_hooks, layer._backward_hooks)
-    return type(layer) is nn.Linear and not has_forward_hooks(layer) and not any(hooks)
+    return type(layer) is nn.Linear and not has_hooks(layer)
+
+
+def has_hooks(*modules: nn.Module) -> bool:
+    """Whether any module has a forward or backward hook."""
+    return (
+        has_forward_hooks(*modules)
+        or any(BACKWARD_HOOKS)
+        or any(module._backward_pre_hooks or module._backward_hooks for module in modules)
+    )
 
 
 def has_forward_hooks(*modules: nn.Module) -> bool:

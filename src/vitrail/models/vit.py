@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, renamed_attribute
-from vitrail.models.attention import ATTENTIONS, SelfAttention, has_forward_hooks
+from vitrail.models.attention import ATTENTIONS, SelfAttention, has_hooks
 from vitrail.models.config import (
     BitConfig,
     Config,
@@ -99,9 +99,9 @@ class VisionTransformer(nn.Module):
     def run_encoder(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
         """Return the tokens that the head reads, and with token merging their sizes (B, N).
 
-        All tokens if a forward hook could read them.
+        All tokens if a hook could read them.
         """
-        hooked = has_forward_hooks(self.encoder.norm, *self.encoder.blocks[-1].modules())
+        hooked = has_hooks(self.encoder.norm, *self.encoder.blocks[-1].modules())
         num_queries = None if hooked else self.head_tokens
         if self.merge:
             return self.encoder.forward_merging(tokens, self.config.num_prefix, num_queries)

@@ -234,6 +234,9 @@ class AutoConfig:
                 self.explain(
                     "head initialized by a closed-form linear probe", "fine-tuning starts from it"
                 )
+            elif new_head and not is_automatic(settings.optim):
+                why = "an optimizer was set, so there is no linear probe (head_init)"
+                self.explain("head initialized to zero", why)
         free = not (settings.optim.freeze or settings.image_sizes or settings.model.image_size)
         if auto and free and plan is not None and isinstance(start, VitConfig):
             model = settings.model
@@ -338,7 +341,8 @@ class AutoConfig:
         if optim.learning_rate is None:
             rate = usual * (1 if settings.lora is None else LORA_FACTOR)
             optim = replace(optim, learning_rate=rate)
-            self.explain(f"learning rate {rate:g}", f"default for {optim.kind}")
+            muon = f", Muon's {optim.muon_learning_rate:g}" if kind == "muon" else ""
+            self.explain(f"learning rate {rate:g}{muon}", f"default for {kind}")
         if start is None and uses_whitening(settings.model) and not optim.freeze:
             optim = replace(optim, freeze=(WHITENING_FILTERS,))
         self.settings = replace(settings, optim=optim)

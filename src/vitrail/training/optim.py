@@ -157,7 +157,8 @@ def is_kernel(name: str, parameter: nn.Parameter) -> bool:
 
 def is_muon_parameter(name: str, parameter: nn.Parameter) -> bool:
     """Return whether Muon updates it: a matrix of a block, or a convolution."""
-    return parameter.ndim == 4 or (parameter.ndim == 2 and bool(IN_BLOCK.fullmatch(name)))
+    convolution = parameter.ndim == 4 and name.endswith(".weight")
+    return convolution or (parameter.ndim == 2 and bool(IN_BLOCK.fullmatch(name)))
 
 
 def build_optimizer(kind: str, groups: list[Group], optim: OptimSettings) -> Optimizer:
