@@ -173,26 +173,30 @@ def test_images_of_every_kind_decode_to_the_right_pixels(scripts):
         assert message.startswith("it is damaged, or of a format that this browser does not know")
 
 
-@pytest.mark.parametrize(("count", "classes"), [(9, 3), (14, 2), (40, 3), (3, 3)])
-def test_ridge_head_equals_pythons(count, classes, scripts):
-    """More and fewer rows than the 16 features; one row for each class."""
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("counts", [(3, 3, 3), (7, 7), (14, 13, 13), (1, 1, 1), (3, 20), (1, 2, 9)])
+def test_ridge_head_equals_pythons(counts, compressed, scripts):
+    """More and fewer rows than the 16 features; one row for each class; imbalanced classes."""
+    count, classes = sum(counts), len(counts)
     rng = np.random.default_rng(count)
-    labels = np.arange(count) % classes
+    labels = np.repeat(np.arange(classes), counts)
     rows = (rng.normal(size=(count, 16)) + labels[:, None] * rng.normal(size=16)).astype(np.float32)
     model = model_with_classes()
     memory = ProbeMemory.of(model, rows, labels, [f"class {i}" for i in range(classes)])
-    taught, chosen, accuracy = fit_head(model, memory)
+    if compressed:
+        memory = fit_head(model, memory)[1].compressed()
+    taught, chosen, held_out = fit_head(model, memory)
     tensors = {key: getattr(memory, key).tolist() for key in ("counts", "owners", "rows", "sums")}
     plain = tensors | {"width": 16, "l2": memory.l2, "temperature": memory.temperature}
     fitted = scripts.evaluate(
-        """(memory) => { const { memory: chosen, head, accuracy } = fitHead(memory);
-          return [chosen.l2, chosen.temperature, accuracy, head.weight.map((row) => [...row]),
-            [...head.bias]]; }""",
+        """(memory) => { const { memory: chosen, head, accuracy, balanced } = fitHead(memory);
+          return [chosen.l2, chosen.temperature, [accuracy, balanced],
+            head.weight.map((row) => [...row]), [...head.bias]]; }""",
         plain,
     )
     assert fitted[0] == chosen.l2
     assert fitted[1] == pytest.approx(chosen.temperature, rel=1e-7)
-    assert fitted[2] == pytest.approx(accuracy)
+    assert fitted[2] == pytest.approx([None, None] if held_out is None else [*held_out])
     head = taught.head
     largest = float(head.weight.detach().abs().max())
     assert np.abs(np.array(fitted[3]) - head.weight.detach().numpy()).max() < 1e-6 * largest

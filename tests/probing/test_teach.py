@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tiny_runs import tiny_run, write_colors, write_folder
 from vitrail import CheckpointError, ConfigError
 from vitrail.cli import main
 from vitrail.probing import teach as module
-from vitrail.probing.ridge import fit_moments
+from vitrail.probing.ridge import L2_GRID, fit_moments, fit_path
 from vitrail.probing.teach import ProbeMemory, features_digest, fit_head, load_memory, save_memory
 
 pytestmark = pytest.mark.slow
@@ -128,6 +129,73 @@ def test_compressed_memory_gives_the_same_head():
     headed, _, accuracy = fit_head(net, memory)
     assert accuracy is None
     assert_same(headed.head.weight.double(), expected.linear()[0])
+
+
+def clusters(net, counts, distance=2.0, seed=0):
+    """Return features with `counts` rows around a center for each class, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    values = rng.normal(size=(len(labels), net.config.num_features)).astype(np.float32)
+    values[np.arange(len(labels)), labels] += distance
+    return values, labels
+
+
+def recalls(headed, values, labels):
+    with torch.no_grad():
+        right = headed.head(torch.from_numpy(values)).argmax(1).numpy() == labels
+    return [float(right[labels == c].mean()) for c in np.unique(labels)]
+
+
+@pytest.mark.parametrize("counts", [(8, 8, 8, 160), (160, 160, 8), (2, 40), (1, 1, 30)])
+def test_class_with_more_images_has_no_advantage(counts):
+    net = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
+    distance = 2.0 if min(counts) == 8 else 3.0
+    test = clusters(net, [300] * len(counts), distance, seed=1)
+    memory = ProbeMemory.of(
+        net, *clusters(net, counts, distance), [str(c) for c in range(len(counts))]
+    )
+    plain, _, before = fit_head(net, memory, adjust=False)
+    headed, chosen, held_out = fit_head(net, memory)
+    plain, after = recalls(plain, *test), recalls(headed, *test)
+    assert np.mean(after) > np.mean(plain) + 0.08
+    assert np.ptp(after) < np.ptp(plain) - 0.2
+    if min(counts) == 8:
+        assert held_out.balanced_accuracy > before.balanced_accuracy + 0.1
+        assert held_out.balanced_accuracy == pytest.approx(np.mean(after), abs=0.12)
+        assert held_out.accuracy < before.accuracy
+    again, _, _ = fit_head(net, chosen.compressed())  # the largest class as a triangle
+    assert_same(headed.head.bias, again.head.bias)
+
+
+@pytest.mark.parametrize("count", [1, 7, 30])
+def test_balanced_classes_are_not_adjusted(count):
+    net = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
+    memory = ProbeMemory.of(net, *clusters(net, [count] * 3), ["a", "b", "c"])
+    headed, _, held_out = fit_head(net, memory)
+    plain, _, _ = fit_head(net, memory, adjust=False)
+    torch.testing.assert_close(headed.head.weight, plain.head.weight, rtol=0, atol=0)
+    torch.testing.assert_close(headed.head.bias, plain.head.bias, rtol=0, atol=1e-6)
+    path = fit_path(memory.rows, memory.owners, 3, l2=sorted({memory.l2, *L2_GRID}))
+    assert held_out.accuracy == pytest.approx(path.accuracies[path.best])
+    assert held_out.balanced_accuracy == pytest.approx(held_out.accuracy)
+
+
+def test_class_without_images_is_not_adjusted():
+    net = vitrail.create("ViT-Mu/4", image_size=8, num_classes=0)
+    values, labels = clusters(net, (8, 0, 40))
+    memory = ProbeMemory.of(net, values, labels, ["a", "b", "c"])
+    headed, _, held_out = fit_head(net, memory)
+    plain, _, _ = fit_head(net, memory, adjust=False)
+    assert headed.head.bias[1] == plain.head.bias[1]
+    assert headed.head.bias.isfinite().all()
+    assert 0 < held_out.balanced_accuracy <= 1
+
+
+def test_command_prints_balanced_accuracy_of_imbalanced_classes(model, home, capsys):
+    """Classes that cannot be told apart: their recalls are equal only if both are 0 or 1."""
+    words = [f"{name}={paint(home / name, 'gray', n)}" for name, n in (("red", 3), ("blue", 11))]
+    assert main(["teach", str(model), *words, "--out", str(home / "out")]) == 0
+    assert re.search(r"accuracy \d+\.\d %, balanced \d+\.\d %\n", capsys.readouterr().out)
 
 
 def test_memory_is_saved_with_l2_and_temperature(model, home):
@@ -301,7 +369,9 @@ def test_command(model, home, folders, capsys):
     vitrail.save(net, out)
     capsys.readouterr()
     assert main(["teach", out, f"blue={folders['blue']}", "--json"]) == 0
-    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    result = json.loads(capsys.readouterr().out)
+    assert 0 <= result["balanced_accuracy"] <= 1
+    (note,) = result["notes"]
     assert note.endswith(f": vitrail calibrate {out} DATA --out {out}")
     assert main(["teach", str(model), f"blue={folders['blue']}s"]) == 2
     assert f"not found; did you mean '{folders['blue']}'?" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`vitrail fewshot`: accuracy of closed-form classifiers that see a few images per class.
 `vitrail teach`: add classes from a few images, in seconds."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -241,5 +242,8 @@ class Teach(DataOptions):
         accuracy = ""
         if taught.accuracy is not None:
             accuracy = f", leave-one-out accuracy {percent(taught.accuracy)}"
+        balanced = taught.balanced_accuracy
+        if balanced is not None and not math.isclose(balanced, taught.accuracy or 0.0):
+            accuracy += f", balanced {percent(balanced)}"
         print(f"{len(taught.classes):,} classes{accuracy}")
         print(f"done in {duration(taught.seconds)}: {taught.folder}")

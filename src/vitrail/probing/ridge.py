@@ -177,21 +177,27 @@ class RidgePath:
         return scores
 
     @cached_property
+    def rebalanced(self) -> Tensor:
+        """`held_out`, with the bias of the fit to all rows. (n, C)"""
+        scores = self.held_out[:, None].clone()
+        label = self.rows.labels[:, None, None]
+        rebalance(scores, label, self.rows, [self.probes[self.best]])
+        return scores[:, 0]
+
+    @cached_property
     def scale(self) -> float:
         """Factor that turns the scores of the best probe into calibrated logits.
 
-        Minimizes the cross-entropy of the rebalanced held-out scores within `SCALES`. Rows that
-        are the only example of their class are ignored; `DEFAULT_SCALE` if no row remains. If every
-        row is correct, the loss has no minimum; the row with the smallest margin then counts as
-        wrong, since a few correct rows do not justify certainty.
+        Minimizes the cross-entropy of the rebalanced scores within `SCALES`. Rows that are the only
+        example of their class are ignored; `DEFAULT_SCALE` if no row remains. If every row is
+        correct, the loss has no minimum; the row with the smallest margin then counts as wrong,
+        since a few correct rows do not justify certainty.
         """
         labels = self.rows.labels
         counted = self.rows.counts[labels] > 1
         if not counted.any():
             return DEFAULT_SCALE
-        scores = self.held_out[:, None].clone()
-        rebalance(scores, labels[:, None, None], self.rows, [self.probes[self.best]])
-        scores, labels = scores[counted, 0], labels[counted]
+        scores, labels = self.rebalanced[counted], labels[counted]
         top, order = scores.topk(2, dim=1)
         if bool((order[:, 0] == labels).all()):
             closest = int((top[:, 0] - top[:, 1]).argmin())

@@ -40,10 +40,11 @@ from vitrail.formatting import comma_list, shell_command
 from vitrail.models.vit import Model
 from vitrail.probing.features import features_of
 from vitrail.probing.fewshot import draw
-from vitrail.probing.ridge import DEFAULT_L2, L2_GRID, fit_moments, fit_path
+from vitrail.probing.ridge import BIAS, DEFAULT_L2, L2_GRID, RidgeProbe, fit_moments, fit_path
 
 MEMORY_FILE = "probe.safetensors"
 TENSORS = ("counts", "sums", "rows", "owners")
+UNCALIBRATED = 1.0  # temperature of a memory to which none could be fitted yet
 MAX_BYTES = 2**28  # as large as a model: a thousand classes of 87 images, at 768 features
 PER_CLASS = 200  # images of each known class that the memory is built from
 ORIGIN = (*PROVENANCE_KEYS, "from", "source", "format")  # provenance keys that stay valid
@@ -80,7 +81,7 @@ class ProbeMemory:
             rows=rows,
             owners=owners,
             l2=DEFAULT_L2,
-            temperature=1.0,
+            temperature=UNCALIBRATED,
             backbone=features_digest(model),
         )
 
@@ -189,6 +190,13 @@ def read_memory(path: Path, model: Model) -> ProbeMemory:
     return memory
 
 
+class HeldOut(NamedTuple):
+    """Leave-one-out metrics over all remembered images."""
+
+    accuracy: float
+    balanced_accuracy: float  # mean recall of the classes
+
+
 class TeachResult(NamedTuple):
     """A taught model and how it was made."""
 
@@ -200,6 +208,7 @@ class TeachResult(NamedTuple):
     seconds: float
     notes: tuple[str, ...]
     skipped: dict[str, str]
+    balanced_accuracy: float | None = None  # leave-one-out too; every class counts the same
 
 
 def teach(
@@ -262,7 +271,7 @@ def teach(
     for name, extracted in features.items():
         memory = memory.with_class(name, torch.from_numpy(extracted.values))
     unrecorded = set(memory.classes) - set(get_metadata(net).class_names) if from_file else ()
-    taught, memory, accuracy = fit_head(net, memory, taught={*classes, *unrecorded})
+    taught, memory, held_out = fit_head(net, memory, taught={*classes, *unrecorded})
     check_class_names(get_metadata(taught), taught.config)
     with saving_memory(memory, folder) as saved:
         save(taught, folder)
@@ -273,7 +282,8 @@ def teach(
         classes=memory.classes,
         pictures={name: len(extracted) for name, extracted in features.items()},
         replaced=replaced,
-        accuracy=accuracy,
+        accuracy=held_out and held_out.accuracy,
+        balanced_accuracy=held_out and held_out.balanced_accuracy,
         seconds=time.monotonic() - started,
         notes=tuple(notes),
         skipped={name: why for one in features.values() for name, why in one.skipped.items()},
@@ -335,22 +345,27 @@ def recall(
 
 
 def fit_head(
-    model: Model, memory: ProbeMemory, taught: Collection[str] = ()
-) -> tuple[Model, ProbeMemory, float | None]:
+    model: Model,
+    memory: ProbeMemory,
+    taught: Collection[str] = (),
+    *,
+    adjust: bool = True,
+) -> tuple[Model, ProbeMemory, HeldOut | None]:
     """Fit a probe to a memory and make it the model's head.
 
     Returns the model, the memory with the chosen l2 and temperature, and the leave-one-out
-    accuracy, which is None if images are not remembered individually. The images of `taught`
-    classes were passed to `teach`.
+    metrics, which are None if images are not remembered individually. The images of `taught`
+    classes were passed to `teach`. `adjust` takes the advantage of classes with more images from
+    the bias.
     """
     if len(memory.classes) < 2:
         name = ", ".join(memory.classes)
         raise ConfigError(f"{name!r} is the only class; a classifier needs two, so teach another")
-    accuracy = None
+    path = None
     if len(memory.rows) == int(memory.counts.sum()):  # every row is the features of one image
         values = sorted({memory.l2, *L2_GRID})
         path = fit_path(memory.rows, memory.owners, len(memory.classes), l2=values)
-        probe, accuracy = path.probes[path.best], path.accuracies[path.best]
+        probe = path.probes[path.best]
         memory = replace(memory, l2=probe.l2)
         if int(memory.counts.min()) > 1:
             memory = replace(memory, temperature=1 / path.scale)
@@ -358,7 +373,8 @@ def fit_head(
         gram = memory.rows.double().mT @ memory.rows.double()
         probe = fit_moments(memory.counts, memory.sums, gram, memory.l2)
     weight, bias = (x / memory.temperature for x in probe.linear())
-    headed = with_head(model, weight, bias, memory.classes)
+    prior = class_prior(memory, probe) if adjust else torch.zeros_like(bias)
+    headed = with_head(model, weight, bias - prior, memory.classes)
     metadata = get_metadata(headed)
     by_hand = {*taught, *DataProvenance.from_dict(metadata.provenance).taught}
     provenance: dict[str, Any] = {
@@ -369,4 +385,28 @@ def fit_head(
         "taught": [name for name in memory.classes if name in by_hand],
     }
     headed.metadata = replace(metadata, provenance=provenance)
-    return headed, memory, accuracy
+    if path is None:
+        return headed, memory, None
+    # Without a row, its class is rarer; a head that ignores counts is evaluated without that.
+    adjusted = adjust and len(memory.counts.unique()) > 1
+    scores = path.rebalanced - memory.temperature * prior if adjusted else path.held_out
+    correct = (scores.argmax(1) == memory.owners).double()
+    recalls = torch.bincount(memory.owners, correct, len(memory.counts)) / memory.counts
+    return headed, memory, HeldOut(float(correct.mean()), float(recalls.nanmean()))
+
+
+def class_prior(memory: ProbeMemory, probe: RidgeProbe) -> Tensor:
+    """Return what to subtract from the logits of a probe so that classes are equally likely. (K,)
+
+    How many images of a class are taught says nothing of how frequent it is. Calibrated logits
+    contain the log class frequencies (logit adjustment, Menon et al. 2021, arXiv:2007.07314).
+    Without a fitted temperature, only the bias that the counts give the scores is known to be the
+    prior's. Zero if all classes have as many images, and for classes without any.
+    """
+    present = memory.counts > 0
+    calibrated = int(memory.counts.min()) > 1 and memory.temperature != UNCALIBRATED
+    if calibrated:
+        prior = memory.counts.double().log()
+    else:
+        prior = BIAS * probe.weights[-1] / memory.temperature
+    return torch.where(present, prior - prior[present].mean(), 0.0)

@@ -327,12 +327,12 @@ def teach(
     memory = old_memory.with_class(label, features)
     if memory.rows.nbytes > MAX_BYTES:
         raise ApiError(413, "the model cannot store more taught classes", reason="size")
-    notes, accuracy, predictor = [], None, served.predictor
+    notes, held_out, predictor = [], None, served.predictor
     if len(memory.classes) < 2:
         notes.append("a classifier needs two classes; teach another one")
     else:
         earlier = () if len(old_memory.classes) > 1 else old_memory.classes  # had no head yet
-        taught, memory, accuracy = fit_head(old_model, memory, taught=(*earlier, label))
+        taught, memory, held_out = fit_head(old_model, memory, taught=(*earlier, label))
         predictor = Predictor(taught, device=str(device))
         if predictor.engine.name != served.predictor.engine.name:
             notes.append(f"engine changed from {served.predictor.engine.name} to torch")
@@ -359,7 +359,8 @@ def teach(
         classes=list(memory.classes),
         pictures=len(features),
         replaced=label in old_memory.classes,
-        accuracy=accuracy,
+        accuracy=held_out and held_out.accuracy,
+        balanced_accuracy=held_out and held_out.balanced_accuracy,
         notes=notes,
         errors=errors,
     )

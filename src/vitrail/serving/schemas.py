@@ -91,12 +91,14 @@ class FeaturesResponse(ResultHeader):
 
 
 class TeachResponse(ResultHeader):
-    """`accuracy` is the leave-one-out accuracy on the remembered images."""
+    """`accuracy` is the leave-one-out accuracy on the remembered images; in `balanced_accuracy`,
+    every class counts the same."""
 
     classes: list[str]
     pictures: int
     replaced: bool
     accuracy: float | None
+    balanced_accuracy: float | None
     notes: list[str]
     errors: list[ImageStatus]
 

@@ -291,7 +291,7 @@ class Search:
         provenance = {"head": f"{name} on {len(features):,} images"}
         if name == PROBE:
             memory = ProbeMemory.of(self.model, features.values, features.labels, classes)
-            model, memory, _ = fit_head(self.model, memory)
+            model, memory, _ = fit_head(self.model, memory, adjust=False)  # as evaluated
             return self.write_result(model, provenance, memory)
         probe = fit_logistic(features.values, features.labels, len(classes))
         model = with_head(self.model, probe.weight, probe.bias, classes)

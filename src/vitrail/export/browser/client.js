@@ -156,8 +156,10 @@ const ANSWERS = {
   },
   attention: (_, blob) => run("attention", { blob, key: keyOf(blob) }),
   async teach({ name }, body) {
-    const { classes, accuracy, errors } = await run("teach", { name, blobs: body.getAll("pictures") });
-    const notes = accuracy === null ? [] : ["leave-one-out accuracy " + percent(accuracy)];
+    const blobs = body.getAll("pictures");
+    const { classes, accuracy, balanced, errors } = await run("teach", { name, blobs });
+    const notes = accuracy === null ? [] : ["leave-one-out accuracy " + percent(accuracy) +
+      (Math.abs(balanced - accuracy) < 1e-9 ? "" : ", balanced " + percent(balanced))];
     if (classes.length < 2) notes.push("add a second class to classify images");
     else useClasses(classes);
     find("keep").hidden = classes.length < 2;

@@ -5,12 +5,12 @@
 
 const BIAS = 100, EPSILON = 1e-5, DEFAULT_L2 = 1024, TINY = 1e-300;
 const L2_GRID = Array.from({ length: 10 }, (_, i) => 4 ** (i - 1));
-const SCALES = [0.5, 100], DEFAULT_SCALE = 8;
+const SCALES = [0.5, 100], DEFAULT_SCALE = 8, UNCALIBRATED = 1;
 const zeros = (count) => new Float64Array(count);
 const sumOf = (values) => values.reduce((a, b) => a + b, 0);
 
 const emptyMemory = (width, backbone) => ({ classes: [], counts: [], sums: [], rows: [], owners: [],
-  width, l2: DEFAULT_L2, temperature: 1, backbone });
+  width, l2: DEFAULT_L2, temperature: UNCALIBRATED, backbone });
 
 function addClass(memory, name, features) {
   // Add a class, or replace the images of a known one.
@@ -27,8 +27,8 @@ function addClass(memory, name, features) {
 
 function fitHead(memory) {
   // The memory with the chosen l2 and temperature, the head (weight by class, bias) and the
-  // leave-one-out accuracy, which is null if not all images are remembered individually.
-  let { l2, temperature } = memory, accuracy = null;
+  // leave-one-out accuracies, which are null if not all images are remembered individually.
+  let { l2, temperature } = memory, accuracy = null, balanced = null;
   const total = sumOf(memory.counts), whole = memory.rows.length === total;
   const system = whole ? systemOfRows(memory) : systemOfSums(memory);
   let probe;
@@ -36,14 +36,40 @@ function fitHead(memory) {
     const values = [...new Set([l2, ...L2_GRID])].sort((a, b) => a - b);
     const path = values.map((value) => leaveOneOut(system, memory, value));
     probe = path.reduce((best, each) => (each.cost <= best.cost ? each : best));
-    ({ l2, accuracy } = probe);
+    ({ l2 } = probe);
     if (Math.min(...memory.counts) > 1) temperature = 1 / fitScale(probe.scores, memory.owners);
   } else probe = solve(system, l2);
+  const prior = classPrior(memory.counts, probe, temperature);
+  if (whole) {
+    // Without a row, its class is rarer; a head that ignores counts is evaluated without that.
+    const scores = new Set(memory.counts).size > 1 ? probe.scores : probe.held;
+    ({ accuracy, balanced } = accuraciesOf(scores, memory, prior.map((x) => temperature * x)));
+  }
   const weight = probe.weights.map((column) =>
     column.map((value, i) => value / system.std[i] / temperature));
   const bias = weight.map((row, c) => (BIAS * probe.bias[c]) / temperature -
-    row.reduce((sum, value, i) => sum + value * system.mean[i], 0));
-  return { memory: { ...memory, l2, temperature }, head: { weight, bias }, accuracy };
+    row.reduce((sum, value, i) => sum + value * system.mean[i], 0) - prior[c]);
+  return { memory: { ...memory, l2, temperature }, head: { weight, bias }, accuracy, balanced };
+}
+
+function classPrior(counts, probe, temperature) {
+  // What to subtract from the logits so that classes are equally likely: `class_prior` in teach.py.
+  const calibrated = Math.min(...counts) > 1 && temperature !== UNCALIBRATED;
+  const prior = counts.map((count, c) =>
+    calibrated ? Math.log(count) : (BIAS * probe.bias[c]) / temperature);
+  const present = prior.filter((_, c) => counts[c]), mean = sumOf(present) / present.length;
+  return prior.map((value, c) => (counts[c] ? value - mean : 0));
+}
+
+function accuraciesOf(scores, { owners, counts }, prior) {
+  // Leave-one-out accuracy and balanced accuracy, of scores minus the prior.
+  const correct = counts.map(() => 0);
+  scores.forEach((row, i) => {
+    const adjusted = row.map((value, c) => value - prior[c]);
+    correct[owners[i]] += adjusted.indexOf(Math.max(...adjusted)) === owners[i];
+  });
+  const recalls = correct.map((count, c) => count / counts[c]).filter((_, c) => counts[c]);
+  return { accuracy: sumOf(correct) / scores.length, balanced: sumOf(recalls) / recalls.length };
 }
 
 function systemOfRows({ rows, owners, counts, sums, width }) {
@@ -83,13 +109,14 @@ function solve(system, l2) {
 }
 
 function leaveOneOut(system, { owners, counts }, l2) {
-  // The probe with its cost, and the scores of each row under the fit without it, rebalanced: they
-  // get the bias of the fit to all rows.
+  // The probe with its cost, and the scores of each row under the fit without it: `held` as they
+  // are, `scores` rebalanced, with the bias of the fit to all rows.
   const { matrix, x, dual } = system, n = x.length, classes = counts.length;
   const probe = solve(system, l2), constant = BIAS ** 2 * n;
   const least = l2 / (sumOf(matrix.map((row, i) => row[i])) + constant + l2);
   const every = BIAS ** 2 / (constant + l2), without = BIAS ** 2 / (constant - BIAS ** 2 + l2);
-  let correct = 0, own = 0, spread = 0, counted = 0;
+  const held = [];
+  let own = 0, spread = 0, counted = 0;
   const scores = x.map((row, i) => {
     const free = dual ? l2 * probe.inverse[i][i] :
       1 - row.reduce((sum, value, j) => sum + value * dot(probe.inverse[j], row), 0);
@@ -98,7 +125,7 @@ function leaveOneOut(system, { owners, counts }, l2) {
       const target = c === label ? 1 : -1;
       return (dot(probe.weights[c], row) + BIAS * probe.bias[c] - target) / freedom + target;
     });
-    correct += left.indexOf(Math.max(...left)) === label;
+    held.push(left.slice());
     counts.forEach((count, c) => {
       const total = 2 * count - n;
       left[c] += every * total - without * (total + 1) + (c === label ? 2 * without : 0);
@@ -113,7 +140,7 @@ function leaveOneOut(system, { owners, counts }, l2) {
   const explained = Math.max(0, own) ** 2 / (spread * counted * (1 - 1 / classes)) || 0;
   const degrees = n * (counts.filter(Boolean).length - 1);
   const cost = degrees * Math.log(Math.max(1 - explained, TINY)) + Math.log(l2 / DEFAULT_L2) ** 2;
-  return { ...probe, cost, scores, accuracy: correct / n };
+  return { ...probe, cost, scores, held };
 }
 
 function fitScale(scores, owners) {

@@ -44,10 +44,10 @@ const commands = {
       }
     if (!rows.length) throw new ImageError("None of the images can be read.");
     state.memory = addClass(state.memory ?? emptyMemory(rows[0].length, state.about.backbone), name, rows);
-    let accuracy = null;
+    let accuracy = null, balanced = null;
     if (state.memory.classes.length > 1)
-      ({ memory: state.memory, head: state.head, accuracy } = fitHead(state.memory));
-    return { classes: state.memory.classes, accuracy, errors };
+      ({ memory: state.memory, head: state.head, accuracy, balanced } = fitHead(state.memory));
+    return { classes: state.memory.classes, accuracy, balanced, errors };
   },
 
   taught: () => ({ memory: state.memory, head: state.head }),
