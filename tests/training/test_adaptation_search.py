@@ -63,6 +63,7 @@ def test_search_compares_all_candidates_and_ignores_the_test_split(colors, start
 def test_search_from_scratch_compares_learning_rates_then_augmentation(colors, tmp_path, quick):
     runs = quick({("default-augmentation", 3e-4): 0.5, "strong-augmentation": 0.75})
     options = {"model": SETTINGS.model, "augment": Augmentation(), "mix": Mixing()}
+    options["optim"] = OptimSettings(kind="adamw", warmup_steps=0)
     result = search(config_of(colors, tmp_path / "out", "", **options))
     assert [c.name for c in result.candidates] == [*STRENGTHS]
     rates = [config.settings.optim.learning_rate for config in runs.configs]

@@ -9,7 +9,7 @@ from vitrail.training import adapt
 from vitrail.training.config import ModelSettings, OptimSettings, RunConfig
 from vitrail.training.trainer import Result
 
-ADAMW = OptimSettings(kind="adamw", warmup_steps=0)
+ADAMW = OptimSettings(kind="adamw", learning_rate=2e-4, warmup_steps=0)
 FINE = replace(SETTINGS, model=ModelSettings(), steps=2, optim=ADAMW)
 real_run = adapt.run
 

@@ -305,7 +305,7 @@ class AutoConfig:
             elif muon:
                 self.explain("Muon", "narrow pre-trained models learn more in the same time")
             elif isinstance(start, VitConfig) and settings.objective == "classify":
-                rate = float(f"{TRANSFER_RATE * TRANSFER_WIDTH / start.width:.2g}")
+                rate = float(f"{TRANSFER_RATE * min(1, TRANSFER_WIDTH / start.width):.2g}")
                 decay, of = optim.layer_decay or TRANSFER_DECAY, "pre-trained weights"
                 if settings.lora is not None:
                     rate, decay, of = LORA_FACTOR * rate, optim.layer_decay or 1.0, "LoRA"
