@@ -28,10 +28,15 @@ def test_table_aligns_shortens_and_wraps():
 
 
 def test_commands_can_be_copied_if_paths_have_spaces(tmp_path):
-    result = SimpleNamespace(finished=True, outcomes={}, seconds=1.0, folder=Path("runs/my photos"))
+    outcomes = {"val": SimpleNamespace(accuracy=0.5, samples=4)}
+    folder = Path("runs/my photos")
+    result = SimpleNamespace(finished=True, outcomes=outcomes, seconds=1.0, folder=folder)
     lines = list(report(cast(Any, result), Train(data="it's/photos"), ""))
     assert shlex.split(lines[-3]) == ["vitrail", "evaluate", "runs/my photos", "it's/photos"]
     assert shlex.split(lines[-2]) == ["vitrail", "inspect", "runs/my photos"]
+    result.outcomes = {"dev": outcomes["val"]}  # evaluate would measure on the train split
+    lines = list(report(cast(Any, result), Train(data="photos"), ""))
+    assert shlex.split(lines[-3]) == ["vitrail", "predict", "runs/my photos", "IMAGES"]
     result.finished = False
     *_, resume = report(cast(Any, result), Train(data="photos"), "stopped")
     assert shlex.split(resume)[-2:] == ["--out", "runs/my photos"]

@@ -27,6 +27,7 @@ from vitrail.data.datasets import ImageDataset
 from vitrail.data.provenance import DataProvenance
 from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
+from vitrail.evaluation.dataset import HELD_OUT
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent, shell_command
 from vitrail.models.config import pair
@@ -633,7 +634,9 @@ class Trainer:
             timings=self.timings,
             skipped=self.splits.skipped,
             next_steps=[
-                shell_command("evaluate", folder, data, "--out", folder / "evaluation"),
+                shell_command("evaluate", folder, data, "--out", folder / "evaluation")
+                if any(name in outcomes for name in HELD_OUT)
+                else shell_command("predict", folder, "IMAGES"),
                 shell_command("inspect", folder, "--out", folder / "inspection"),
                 shell_command("convert", folder, "model.safetensors", "--to", "timm"),
             ],
