@@ -136,7 +136,8 @@ def label_report(labels: "LabelCheck") -> Iterator[str]:
 
 def report(result: "DatasetReport") -> Iterator[str]:
     splits = ", ".join(f"{count:,} {split}" for split, count in result.splits.items())
-    total = f"{result.images:,} images, {len(result.classes):,} classes"
+    classes = len(result.classes)
+    total = f"{result.images:,} images, {classes:,} class{'es' * (classes != 1)}"
     yield from paragraph(f"{result.reference}: {total} ({splits})")
     facts = [
         (name, f"{size.least} to {size.most} pixels, median {size.median}")
