@@ -81,7 +81,9 @@ class Check(DataOptions):
             if self.labels:
                 from vitrail.probing.label_errors import check_labels
 
-                labels = check_labels(self.data, self.model or default_model("--model"), progress)
+                labels = check_labels(
+                    self.data, self.model or default_model("--model {}"), progress
+                )
         page = None
         if self.out is not None:
             from vitrail.reports.pages import write_dataset_check

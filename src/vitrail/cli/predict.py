@@ -282,7 +282,9 @@ class Serve(ServerConfig, EngineOptions):
                     f"without a model, every machine that reaches {self.host} could teach classes; "
                     "set a --token, pass --allow-teach, or name a model"
                 )
-            config = replace(config, models=(default_model(log=log),), allow_teach=True)
+            config = replace(
+                config, models=(default_model("vitrail serve {}", log=log),), allow_teach=True
+            )
         elif config.teach_to is not None and not config.allow_teach:
             raise ConfigError("--teach-to saves taught models; it needs --allow-teach")
         references = parse_models(config.models)

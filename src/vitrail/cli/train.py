@@ -172,7 +172,7 @@ class Finetune(Train):
 
     def fit(self, config: RunConfig) -> bool:
         if not self.origin:
-            default_model("--from", log=log_stderr if self.json else log)
+            default_model("--from {}", log=log_stderr if self.json else log)
         return super().fit(config)
 
     @property
