@@ -90,6 +90,8 @@ def test_finetune_and_fewshot_start_from_it(photos, tmp_path, capsys):
     assert main(words) == 0
     printed = capsys.readouterr()
     assert NOTICE in printed.err
+    usage = "vitrail fewshot hf:google/vit-base-patch16-224 DATA"
+    assert usage in " ".join(printed.err.split())
     result = json.loads(printed.out)
     assert (result["model"], result["data"]) == ("builtin:vit-photos", str(photos))
     assert main(["fewshot", str(tuned), *words[1:]]) == 0

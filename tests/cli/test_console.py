@@ -1,4 +1,5 @@
 import io
+import logging
 import shlex
 import sys
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from vitrail.cli.console import Progress, clock, note_lines, table
+from vitrail.cli.console import Progress, clock, note_lines, table, verbosity
 from vitrail.cli.live import CURVE_WIDTH, MAX_LOSSES, Live, curve, evaluation_line, step_line
 from vitrail.cli.train import Train, report
 from vitrail.formatting import shell_command
 
+METRICS = ("accuracy", "loss")
 ROW = {"step": 120, "steps": 1000, "loss": 1.234, "learning_rate": 3e-4, "image_size": 64}
 ROW |= {"images_per_second": 256.0, "seconds": 10.0, "seconds_left": 65.0}
 
@@ -28,10 +30,15 @@ def test_table_aligns_shortens_and_wraps():
 
 
 def test_commands_can_be_copied_if_paths_have_spaces(tmp_path):
-    result = SimpleNamespace(finished=True, outcomes={}, seconds=1.0, folder=Path("runs/my photos"))
+    outcomes = {"val": SimpleNamespace(accuracy=0.5, samples=4)}
+    folder = Path("runs/my photos")
+    result = SimpleNamespace(finished=True, outcomes=outcomes, seconds=1.0, folder=folder)
     lines = list(report(cast(Any, result), Train(data="it's/photos"), ""))
     assert shlex.split(lines[-3]) == ["vitrail", "evaluate", "runs/my photos", "it's/photos"]
     assert shlex.split(lines[-2]) == ["vitrail", "inspect", "runs/my photos"]
+    result.outcomes = {"dev": outcomes["val"]}  # evaluate would measure on the train split
+    lines = list(report(cast(Any, result), Train(data="photos"), ""))
+    assert shlex.split(lines[-3]) == ["vitrail", "predict", "runs/my photos", "IMAGES"]
     result.finished = False
     *_, resume = report(cast(Any, result), Train(data="photos"), "stopped")
     assert shlex.split(resume)[-2:] == ["--out", "runs/my photos"]
@@ -51,6 +58,21 @@ def test_lines_of_a_log_have_the_metrics():
     assert evaluation_line(row) == "val accuracy 91.2 %, loss 0.300, epoch 2.0"
     assert evaluation_line({"epoch": 1.0, "val/loss": 2.5}) == "val loss 2.500, epoch 1.0"
     assert [clock(s) for s in (5, 65, 3600 + 62)] == ["0:05", "1:05", "1:01:02"]
+
+
+def test_long_lines_of_a_log_are_wrapped(capsys):
+    line = "  note: " + "word " * 20 + "/" + "x" * 90
+    Live().log(line)
+    metrics = [f"{split}/{name}" for split in ("dev", "val", "test") for name in METRICS]
+    Live().on_evaluate({"epoch": 1.0} | dict.fromkeys(metrics, 0.5))
+    with verbosity(quiet=False, verbose=False):
+        logging.getLogger("vitrail.inspection").info(line)
+        logging.getLogger("vitrail.inspection").warning(line)
+    printed = capsys.readouterr()
+    wrapped = "  note: " + "word " * 13 + "word\n" + "    " + "word " * 5 + "word\n    /" + "x" * 90
+    assert printed.out.startswith(f"{wrapped}\n  dev accuracy 50.0 %, ")
+    assert all(len(text) <= 80 or "/x" in text for text in printed.out.splitlines())
+    assert printed.err == f"{wrapped}\n{line}\n"  # a warning is one line, as errors are
 
 
 def test_loss_curve():

@@ -138,6 +138,16 @@ def test_odd_images_and_class_names(tmp_path):
     assert len(report.recommendations) == 6
 
 
+def test_single_class_cannot_be_classified(tmp_path, capsys):
+    (tmp_path / "train" / "ant").mkdir(parents=True)
+    for number in range(10):
+        scene(number).save(tmp_path / "train" / "ant" / f"{number}.png")
+    assert main(["check", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "10 images, 1 class (" in text
+    assert "- One class, 'ant': classification needs two or more classes." in text
+
+
 def test_arrays_with_and_without_problems(tmp_path):
     images = np.stack([np.asarray(scene(number, (40, 30))) for number in range(40)])
     np.savez(tmp_path / "set.npz", x_train=images, y_train=np.arange(40) % 2)

@@ -10,7 +10,7 @@ import vitrail
 from tiny_models import awake
 from tiny_runs import CLASSES, write_colors
 from vitrail.cli import main
-from vitrail.cli.compare import report
+from vitrail.cli.compare import class_notes, report
 from vitrail.evaluation.compare import ClassChange, compare_results, mcnemar
 from vitrail.evaluation.results import Predictions
 from vitrail.inspection.attention import token_offset
@@ -107,6 +107,22 @@ def test_compare_command_writes_page_and_json(tiny, tmp_path, capsys):
     for limit, status in (("0.1", 0), ("0.001", 1)):
         assert main(["compare", models[0], models[0], str(data), "--max-drop", limit]) == status
     assert "No significant difference (1 % level): +0.0 points" in capsys.readouterr().out
+
+
+def test_classes_that_only_one_model_has_are_noted(tiny, tmp_path, capsys):
+    data = write_colors(tmp_path / "colors.npz")
+    larger = tiny.change(num_classes=5)
+    vitrail.save(awake(tiny), tmp_path / "a", class_names=CLASSES)
+    vitrail.save(awake(larger), tmp_path / "b", class_names=(*CLASSES, "gray", "pink"))
+    words = [str(tmp_path / "a"), str(tmp_path / "b"), str(data)]
+    assert main(["compare", *words]) == 0
+    assert "note: only B has the classes 'gray', 'pink'" in capsys.readouterr().out
+    assert list(class_notes(("x", "y"), ("y", "z"))) == [
+        "only A has the class 'x'",
+        "only B has the class 'z'",
+    ]
+    assert not list(class_notes(("x", "y"), ("y", "x")))
+    assert not list(class_notes(("x", "y"), ()))
 
 
 @pytest.mark.parametrize("stem", ["patches", "conv"])

@@ -13,7 +13,12 @@ from vitrail.checkpoints.metadata import get_metadata
 from vitrail.cli import main
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.evaluation import conformal as module
-from vitrail.evaluation.conformal import METHODS, abstention_threshold, conformal_quantile
+from vitrail.evaluation.conformal import (
+    METHODS,
+    abstention_threshold,
+    binomial_cdf,
+    conformal_quantile,
+)
 from vitrail.export.torch_program import describe_model
 from vitrail.probing import ridge
 from vitrail.probing.features import features_of
@@ -100,6 +105,9 @@ def test_too_few_images_are_refused():
     with pytest.raises(DataError, match="needs at least 19 calibration images, got 18"):
         conformal_quantile(np.arange(18.0), 0.05)
     assert abstention_threshold(np.ones(50), np.ones(50, bool), 0.05) is None  # 59 are needed
+    for error_rate, needed in ((0.05, 59), (0.1, 29), (0.01, 299)):
+        assert module.correct_needed(error_rate) == needed
+        assert binomial_cdf(0, needed, error_rate) <= 0.05 < binomial_cdf(0, needed - 1, error_rate)
 
 
 def test_binomial_bounds_equal_published_values():
@@ -159,6 +167,10 @@ def test_calibrate_stores_sets_that_predict_and_python_use(calibrated, capsys):
     for one in predictions:
         assert one.prediction_set[0] == one.guesses[0].label
         assert bool(one.labels) == (one.probability >= values["abstain"][0])
+    assert main([*command[:3], "--error-rate", "0.005"]) == 0  # 240 images
+    assert "needs 598 accepted predictions that are all" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert predictor(test[0].data, threshold=0.0).labels  # an explicit threshold wins
     assert main(["calibrate", str(out), str(data), "--error-rate", "0.1", "--per-class"]) == 0
     assert "per class" in capsys.readouterr().out

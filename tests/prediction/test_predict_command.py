@@ -10,6 +10,8 @@ import pytest
 
 import vitrail
 from vitrail.cli import main
+from vitrail.cli.predict import bar_lines, table_lines
+from vitrail.prediction.predictor import Guess, Prediction
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +48,20 @@ def test_many_images_have_one_line_each(predict, folder):
     assert status == 0
     assert "(abstained)" in out
     assert "7 abstentions" in out
+
+
+def test_prediction_sets_are_printed_in_full():
+    names = ("roses", "dandelion", "tulips", "sunflowers", "daisy", "black-eyed susan")
+    guesses = tuple(Guess(name, 1 / len(names)) for name in names)
+    one = Prediction(name="x" * 40, labels=(), guesses=guesses, prediction_set=names)
+    for lines in (list(table_lines([one, one], sets=True)), list(bar_lines([one, one]))):
+        text = " ".join("\n".join(lines).split())
+        assert max(map(len, lines)) <= 80
+        for name in names:
+            assert text.count(name) >= 2
+    first, *more = list(table_lines([one], sets=True))[1:]
+    assert first.endswith("roses, dandelion,")
+    assert " ".join(" ".join(more).split()) == "tulips, sunflowers, daisy, black-eyed susan"
 
 
 def test_json_and_csv_have_the_top_classes_of_each_image(predict, bundle, folder):

@@ -84,6 +84,11 @@ def test_run_below_the_probe_returns_the_probe(colors, tmp_path, start):
     dev = result.outcomes["dev"]  # of the probe that was fitted without dev
     assert f"linear probe {percent(dev.accuracy)}" in line
     assert dev.samples == 9  # a tenth of 90
+    comparison = line.removesuffix("; keeping the linear probe")
+    note = f"linear probe, which fine-tuning did not improve; {comparison}"
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert f"The result is the {note}. The curves and steps below" in page
+    assert f"| result | {note} |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert result.outcomes["test"].samples == 12
     before, after = weights(start), weights(tmp_path / "run")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
@@ -121,6 +126,9 @@ def test_run_above_the_probe_is_kept(colors, tmp_path, start, monkeypatch):
     recorder = Recorder()
     tune(colors, tmp_path / "run", start, callback=recorder, steps=3)
     assert any("keeping the fine-tuned model" in line for line in recorder.lines)
+    for name in ("report.html", "README.md"):
+        text = (tmp_path / "run" / name).read_text(encoding="utf-8")
+        assert "linear probe, which fine-tuning did not improve" not in text
     before, after = weights(start), weights(tmp_path / "run")
     assert not torch.equal(after["stem.projection.weight"], before["stem.projection.weight"])
 

@@ -422,7 +422,7 @@ def test_unreadable_images_are_named_once_in_the_terminal(command, start, tmp_pa
         """Return what follows `note:`; the probe, the training and the evaluation skip images."""
         run = [command, str(tmp_path / "set"), f"--out={tmp_path / name}", *options]
         assert main(run) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = capsys.readouterr().out.replace("\n  ", " ").splitlines()  # undo the wrapping
         return [line for line in lines if "could not be read" in line]
 
     (tmp_path / "set" / "test" / "red" / "0.png").write_bytes(b"no image")

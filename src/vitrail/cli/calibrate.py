@@ -110,6 +110,8 @@ def summarize(conformal: "Conformal", result: "EvaluationResult") -> dict[str, A
 
 
 def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> Iterator[str]:
+    from vitrail.evaluation.conformal import correct_needed
+
     rate, per_class = percent(conformal.error_rate), len(conformal.thresholds) > 1
     yield f"{conformal.samples:,} calibration images, accuracy {percent(values['accuracy'])}"
     yield from note_lines(notes)
@@ -138,8 +140,10 @@ def report(conformal: "Conformal", values: dict[str, Any], notes: list[str]) -> 
     if not conformal.abstain:
         yield from paragraph(
             f"No abstention threshold: these images do not show for any threshold, with 95 % "
-            f"confidence, that at most {rate} of the accepted predictions are wrong. Add images, "
-            "or allow a higher --error-rate.",
+            f"confidence, that at most {rate} of the accepted predictions are wrong. That needs "
+            f"{correct_needed(conformal.error_rate):,} accepted predictions that are all correct, "
+            "among the four fifths of the images that thresholds are tested on, and more if some "
+            "are wrong. Add images, or allow a higher --error-rate.",
             0,
         )
     yield ""

@@ -1,6 +1,6 @@
 """`vitrail compare`: two models, engines or checkpoints on the same images."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from vitrail.cli.options import (
 )
 from vitrail.errors import ConfigError
 from vitrail.export import EngineKind
-from vitrail.formatting import byte_size, percent
+from vitrail.formatting import byte_size, comma_list, percent
 
 if TYPE_CHECKING:
     from vitrail.evaluation.compare import Comparison
@@ -93,6 +93,7 @@ class Compare(DataOptions):
             overlaps = any(source.name(row) in names for row in range(len(source)))
         if overlaps:
             notes.append("B was trained on some of these images")
+        notes += class_notes(*(predictor.metadata.class_names for predictor in predictors))
         loading = options_of(self, "batch_size", "device")
         with Progress() as progress:
             first, second = (
@@ -123,6 +124,15 @@ class Compare(DataOptions):
                 f"B may be {percent(-result.difference.low)} less accurate (95 % CI), more than "
                 f"--max-drop {percent(self.max_drop)}; keep A, or narrow the CI with more images"
             )
+
+
+def class_notes(a: Sequence[str], b: Sequence[str]) -> Iterator[str]:
+    """Note the classes that only one of the models has; a model may have no class names."""
+    for model, names, others in (("A", a, b), ("B", b, a)):
+        only = [name for name in names if name not in others]
+        if only and others:
+            noun = "class" + "es" * (len(only) > 1)
+            yield f"only {model} has the {noun} {comma_list(only, quoted=True)}"
 
 
 def measure_costs(predictors: "list[Predictor]") -> list[dict[str, float]]:

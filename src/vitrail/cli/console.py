@@ -46,10 +46,13 @@ def verbosity(*, quiet: bool, verbose: bool) -> Iterator[None]:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log records to standard error, as `log_stderr` does."""
+    """Prints log records to standard error: warnings as one line, others wrapped."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(printable_lines(record.getMessage()), file=sys.stderr, flush=True)
+        text = printable_lines(record.getMessage())
+        if record.levelno < logging.WARNING:
+            text = "\n".join(map(wrap_line, text.split("\n")))
+        print(text, file=sys.stderr, flush=True)
 
 
 def log(line: str = "") -> None:
@@ -96,6 +99,15 @@ def printable_lines(text: str) -> str:
 def paragraph(text: str, indent: int = 2) -> list[str]:
     """Wrap a text at 80 columns; lines after the first are indented."""
     return wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def wrap_line(line: str, width: int = WIDTH) -> str:
+    """Wrap a log line that is too long, with a hanging indent; words such as paths stay whole."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    lines = wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines) or line
 
 
 def table(

@@ -81,7 +81,9 @@ class Check(DataOptions):
             if self.labels:
                 from vitrail.probing.label_errors import check_labels
 
-                labels = check_labels(self.data, self.model or default_model("--model"), progress)
+                labels = check_labels(
+                    self.data, self.model or default_model("--model {}"), progress
+                )
         page = None
         if self.out is not None:
             from vitrail.reports.pages import write_dataset_check
@@ -136,7 +138,8 @@ def label_report(labels: "LabelCheck") -> Iterator[str]:
 
 def report(result: "DatasetReport") -> Iterator[str]:
     splits = ", ".join(f"{count:,} {split}" for split, count in result.splits.items())
-    total = f"{result.images:,} images, {len(result.classes):,} classes"
+    classes = len(result.classes)
+    total = f"{result.images:,} images, {classes:,} class{'es' * (classes != 1)}"
     yield from paragraph(f"{result.reference}: {total} ({splits})")
     facts = [
         (name, f"{size.least} to {size.most} pixels, median {size.median}")

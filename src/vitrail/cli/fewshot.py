@@ -85,7 +85,8 @@ class Fewshot(DataOptions):
         if not self.model:
             raise ConfigError(f"no dataset given; {DATA_HELP[0].lower()}{DATA_HELP[1:-1]}")
         if not self.data:  # the only argument is the dataset
-            replace(self, model=default_model(), data=self.model).run()
+            model = default_model("vitrail fewshot {} DATA")
+            replace(self, model=model, data=self.model).run()
             return
         if self.out is not None:
             check_overwrite(self.out, overwrite=self.overwrite)
@@ -216,7 +217,8 @@ class Teach(DataOptions):
         images: dict[str, list[str]] = {}
         model, classes = self.model, self.classes
         if not model or ("=" in model and not Path(model).exists()):  # it is the first class
-            model, classes = default_model(), (*filter(None, [model]), *classes)
+            classes = (*filter(None, [model]), *classes)
+            model = default_model("vitrail teach {} CLASS=IMAGES")
         for word in classes:
             name, equals, path = word.partition("=")
             if not (name.strip() and equals and path):

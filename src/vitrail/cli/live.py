@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from math import isfinite
-from textwrap import wrap
 from typing import Any
 
-from vitrail.cli.console import REFRESH_RATE, VERBOSITY, Progress, clock, printable
+from vitrail.cli.console import (
+    REFRESH_RATE,
+    VERBOSITY,
+    WIDTH,
+    Progress,
+    clock,
+    printable,
+    wrap_line,
+)
 from vitrail.formatting import percent
 from vitrail.training.callbacks import Callback
 
@@ -43,10 +50,7 @@ class Live(Callback, AbstractContextManager["Live"]):
         self.on_train_end()
 
     def log(self, line: str) -> None:
-        line = printable(line)
-        if self.terminal:  # wrapped with a hanging indent
-            indent = " " * (len(line) - len(line.lstrip()) + 2)
-            line = "\n".join(wrap(line, self.console.width, subsequent_indent=indent)) or line
+        line = wrap_line(printable(line), self.console.width if self.terminal else WIDTH)
         self.console.print(line, markup=False, soft_wrap=not self.terminal)
 
     def on_progress(self, done: int, total: int) -> None:
@@ -86,7 +90,8 @@ class Live(Callback, AbstractContextManager["Live"]):
         if self.view is not None:
             self.view.update(self.draw())
         else:
-            self.console.print(f"  {evaluation_line(row)}", markup=False, soft_wrap=True)
+            line = wrap_line(f"  {evaluation_line(row)}")
+            self.console.print(line, markup=False, soft_wrap=True)
 
     def on_train_end(self) -> None:
         if self.reading is not None:

@@ -119,14 +119,14 @@ class EngineOptions(DataOptions):
         return Predictor(model, engine=self.engine or "", guard=guard, log=log, **chosen)
 
 
-def default_model(option: str = "", *, log: Callable[[str], None] = log_stderr) -> str:
-    """Return the built-in model, and log that it is used; `option` selects another."""
+def default_model(usage: str, *, log: Callable[[str], None] = log_stderr) -> str:
+    """Return the built-in model, and log that it is used; `usage` is how to select another, {}."""
     if os.environ.get("RANK", "0") == "0":
         text = (
             f"starting from {builtin.DEFAULT}, which comes with vitrail; a larger model needs a "
             "download and more time, but is usually more accurate: "
         )
-        for line in paragraph(text + f"{option} {builtin.LARGER}".strip()):
+        for line in paragraph(text + usage.format(builtin.LARGER)):
             log(line)
     return builtin.DEFAULT
 

@@ -14,11 +14,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 
-from vitrail.cli.console import VERBOSITY, WIDTH, Progress, log, log_stderr, printable
+from vitrail.cli.console import (
+    VERBOSITY,
+    WIDTH,
+    Progress,
+    log,
+    log_stderr,
+    paragraph,
+    printable,
+)
 from vitrail.cli.options import (
     UNMET,
     BatchSize,
@@ -228,7 +237,8 @@ def bar_lines(predictions: Iterable["Prediction"]) -> Iterator[str]:
             continue
         yield printable(f"{one.name}{'' if one.labels else '   (abstained)'}")
         if one.prediction_set:
-            yield printable(f"  prediction set: {', '.join(one.prediction_set)}")
+            members = ", ".join(one.prediction_set)
+            yield from paragraph(printable(f"  prediction set: {members}"), 4)
         width = min(NAME_WIDTH, max(len(guess.label) for guess in one.guesses))
         for label, p in one.guesses:
             bar = "█" * round(BAR_WIDTH * p) or "▏"
@@ -248,12 +258,18 @@ def table_lines(predictions: Iterable["Prediction"], *, sets: bool) -> Iterator[
             continue
         label = truncate(", ".join(one.labels) or "(abstained)", LABEL_WIDTH)
         line = f"{name:{NAME_WIDTH}}  {label:{LABEL_WIDTH}} {100 * one.probability:5.1f} % "
-        rest = one.prediction_set or [
-            f"{other} {100 * p:.0f} %"
-            for other, p in one.guesses
-            if other not in one.labels and p >= MIN_PROBABILITY
-        ]
-        yield printable(f"{line} {truncate(', '.join(rest), WIDTH - len(line) - 1)}".rstrip())
+        width = WIDTH - len(line) - 1
+        if one.prediction_set:  # in full
+            rest = wrap(", ".join(one.prediction_set), width, break_on_hyphens=False)
+        else:
+            others = [
+                f"{other} {100 * p:.0f} %"
+                for other, p in one.guesses
+                if other not in one.labels and p >= MIN_PROBABILITY
+            ]
+            rest = [truncate(", ".join(others), width)]
+        yield printable(f"{line} {rest[0]}".rstrip())
+        yield from (printable(f"{'':{len(line)}} {more}") for more in rest[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +300,9 @@ class Serve(ServerConfig, EngineOptions):
                     f"without a model, every machine that reaches {self.host} could teach classes; "
                     "set a --token, pass --allow-teach, or name a model"
                 )
-            config = replace(config, models=(default_model(log=log),), allow_teach=True)
+            config = replace(
+                config, models=(default_model("vitrail serve {}", log=log),), allow_teach=True
+            )
         elif config.teach_to is not None and not config.allow_teach:
             raise ConfigError("--teach-to saves taught models; it needs --allow-teach")
         references = parse_models(config.models)

@@ -179,7 +179,7 @@ class Finetune(Train):
 
     def fit(self, config: RunConfig) -> bool:
         if not self.origin:
-            default_model("--from", log=log_stderr if self.json else log)
+            default_model("--from {}", log=log_stderr if self.json else log)
         return super().fit(config)
 
     @property
@@ -207,11 +207,16 @@ def report(result: "Result | SearchResult", command: Train, stopped: str) -> Ite
         yield accuracy_line(split, outcome)
     yield f"done in {duration(result.seconds)}: {result.folder}"
     if not VERBOSITY.quiet:
+        from vitrail.evaluation.dataset import HELD_OUT
+
         yield ""
         yield "Next:"
         if (page := result.folder / "report.html").exists():  # not if a probe is the result
             yield f"  open {page} in a browser: curves, mistakes, settings"
-        yield f"  {shell_command('evaluate', result.folder, command.data)}"
+        if any(name in result.outcomes for name in HELD_OUT):  # dev is a part of train
+            yield f"  {shell_command('evaluate', result.folder, command.data)}"
+        else:
+            yield f"  {shell_command('predict', result.folder, 'IMAGES')}"
         yield f"  {shell_command('inspect', result.folder)}"
         yield f'  vitrail.load("{result.folder}") in Python'
 

@@ -360,6 +360,8 @@ def class_problems(report: DatasetReport) -> Iterator[str]:
             return f"Classes {names[0]!r} and {names[1]!r}"
         return f"Class{'es' if len(names) > 1 else ''} {comma_list(names, 3, quoted=True)}"
 
+    if len(report.classes) == 1:
+        yield f"One class, {report.classes[0]!r}: classification needs two or more classes."
     totals = {name: sum(counts.values()) for name, counts in report.counts.items()}
     spellings: dict[str, list[str]] = defaultdict(list)
     for name in report.classes:

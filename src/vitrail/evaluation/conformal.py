@@ -280,6 +280,11 @@ def images_needed(error_rate: float) -> int:
     return math.ceil(round(1 / error_rate, 9)) - 1
 
 
+def correct_needed(error_rate: float) -> int:
+    """Return the least number of correct predictions, without an error, for abstention."""
+    return math.ceil(round(math.log(1 - CONFIDENCE) / math.log1p(-error_rate), 9))
+
+
 def coverage_range(samples: int, error_rate: float) -> tuple[float, float]:
     """Return the 5th and 95th percentile of the coverage over draws of calibration images.
 

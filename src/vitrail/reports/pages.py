@@ -331,6 +331,7 @@ def run_page(
     title: str,
     facts: Mapping[str, str],  # model, parameters, data, time, …
     rows: Sequence[Mapping[str, Any]],  # lines of metrics.jsonl
+    probe_note: str = "",  # if the linear probe that fine-tuning started from is the result
     choices: Sequence[str] = (),  # automatic settings, "what: reason"
     outcomes: Mapping[str, EvaluationResult] = EMPTY,  # by split
     sources: Mapping[str, Dataset] = EMPTY,  # for the images of mistakes
@@ -361,6 +362,7 @@ def run_page(
         "run.html",
         title,
         facts,
+        probe_note=probe_note,
         tiles=[*tiles, *({**tile(name, ""), "value": facts[name]} for name in headlines)],
         other_facts={k: v for k, v in facts.items() if k not in headlines},
         curves=dict(curves(rows)),

@@ -220,6 +220,14 @@ class ProbeHead:
         losses = -round(self.loss, 4), -round(tuned.loss, 4)  # products round differently
         return (self.accuracy, losses[0]) >= (self.accuracy_of(tuned), losses[1])
 
+    def comparison(self, tuned: EvaluationResult) -> str:
+        """`dev accuracy (n=60): fine-tuned 71.7 %, linear probe 73.3 %`"""
+        metric = "balanced accuracy" if self.balanced else "accuracy"
+        return (
+            f"{self.dev} {metric} (n={self.images:,}): fine-tuned "
+            f"{percent(self.accuracy_of(tuned))}, linear probe {percent(self.accuracy)}"
+        )
+
     def accuracy_of(self, tuned: EvaluationResult) -> float:
         return tuned.balanced_accuracy if self.balanced else tuned.accuracy
 

@@ -27,6 +27,7 @@ from vitrail.data.datasets import ImageDataset
 from vitrail.data.provenance import DataProvenance
 from vitrail.data.storage import same_location, write_atomic
 from vitrail.errors import ConfigError, TrainingError, renamed_keyword
+from vitrail.evaluation.dataset import HELD_OUT
 from vitrail.evaluation.results import EvaluationResult
 from vitrail.formatting import comma_list, duration, percent, shell_command
 from vitrail.models.config import pair
@@ -209,6 +210,7 @@ class Trainer:
         # For settings.patience: accuracy, -loss and step of the best evaluation on val; evaluations
         # in total and since then.
         self.best: dict[str, float] = {}
+        self.probe_note = ""  # if the linear probe is the result of the run
         self.budget: TimeBudget | None = None
         self.metrics = MetricsLog(None)
         auto, teacher = self.build_model()
@@ -565,16 +567,12 @@ class Trainer:
         if probe is None or not probe.dev or self.settings.machine.strategy == "fsdp":
             return {}
         tuned = evaluator.evaluate(probe.dev)
-        keep_probe = probe.beats(tuned)
+        keep_probe, comparison = probe.beats(tuned), probe.comparison(tuned)
         winner = "linear probe" if keep_probe else "fine-tuned model"
-        metric = "balanced accuracy" if probe.balanced else "accuracy"
-        self.callback.log(
-            f"{probe.dev} {metric} (n={probe.images:,}): fine-tuned "
-            f"{percent(probe.accuracy_of(tuned))}, linear probe {percent(probe.accuracy)}; "
-            f"keeping the {winner}"
-        )
+        self.callback.log(f"{comparison}; keeping the {winner}")
         if not keep_probe:
             return {probe.dev: tuned}
+        self.probe_note = f"linear probe, which fine-tuning did not improve; {comparison}"
         self.state.ema = evaluator.ema = None
         classes = get_metadata(self.model).class_names
         start = load_pretrained(self.config.start, self.settings, classes, lambda line: None)
@@ -601,6 +599,7 @@ class Trainer:
         }
         if self.config.start:
             provenance["from"] = self.config.start
+        provenance |= {"result": self.probe_note} if self.probe_note else {}
         provenance |= {f"{name} accuracy": round(o.accuracy, 6) for name, o in outcomes.items()}
         if settings.lora is not None:
             provenance["lora"] = settings.lora
@@ -616,6 +615,7 @@ class Trainer:
         data = "DATA" if data.startswith("dataset:") else data
         page = run_page(
             title=folder.resolve().name,
+            probe_note=self.probe_note,
             facts={
                 "model": name_of(config),
                 "parameters": f"{self.num_parameters:,}",
@@ -634,7 +634,9 @@ class Trainer:
             timings=self.timings,
             skipped=self.splits.skipped,
             next_steps=[
-                shell_command("evaluate", folder, data, "--out", folder / "evaluation"),
+                shell_command("evaluate", folder, data, "--out", folder / "evaluation")
+                if any(name in outcomes for name in HELD_OUT)
+                else shell_command("predict", folder, "IMAGES"),
                 shell_command("inspect", folder, "--out", folder / "inspection"),
                 shell_command("convert", folder, "model.safetensors", "--to", "timm"),
             ],
