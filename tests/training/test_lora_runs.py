@@ -163,6 +163,7 @@ def test_wrong_adapters_are_rejected(colors, start, tmp_path):
         (["finetune", "--lora", "99"], "lora=99 must be a rank from 1 to 8"),
         (["finetune", "--lora", "2", "--lora-alpha", "0"], "lora_alpha=0.0 must be a positive"),
         (["finetune", "--lora", "2", "--search"], "leave out lora=2"),
+        (["finetune", "--lora", "2", "--model.attention", "axial"], "would not be trained; leave"),
         (["finetune", "--lora", "2", "--optim.kind", "muon"], "use optim.kind=adamw"),
         (["train", "--lora", "2"], "lora=2 adapts a pre-trained model, and none is given"),
     ],

@@ -114,6 +114,11 @@ def build_model(
                 images.append(transform(train[index].data))
         whiten(cast(ConvStem, model.stem), normalize(torch.stack(images), preprocessing))
     if settings.lora is not None:
+        if settings.model.attention is not None:
+            raise ConfigError(
+                f"lora={settings.lora} freezes all weights but the head, so new ones of "
+                f"model.attention={settings.model.attention!r} would not be trained; leave out lora"
+            )
         adaptable_layers(model, settings.lora)  # raises before the head is fitted
     multi_label = train.multi_label and bool(classes)
     model.metadata = Metadata(
