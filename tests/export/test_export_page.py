@@ -23,28 +23,35 @@ PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="ut
 NAMES = ("ant", "bee", "cat")
 
 
-@pytest.mark.parametrize("preprocessing", [False, True])
-def test_script_classifies_an_image(tmp_path, preprocessing):
-    model, settings = awake(SMALLEST), Preprocessing(size=(8, 8))
+COVER = {"resize": "short-side", "resize_to": (11, 11), "interpolation": "bicubic"}
+
+
+@pytest.mark.parametrize(("preprocessing", "fields"), [(False, {}), (False, COVER), (True, {})])
+def test_script_classifies_an_image(tmp_path, preprocessing, fields):
+    model, settings = awake(SMALLEST), Preprocessing(size=(8, 8), **fields)
     model.metadata = Metadata(preprocessing=settings, class_names=NAMES)
     place = np.mgrid[:60, :90]
     waves = [128 + 100 * np.sin(place[0] / 7), 2.5 * place[1], 255 - place.sum(axis=0)]
     pixels = np.stack(waves, axis=-1).astype(np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "image.png")
+    exif = Image.Exif()
+    exif[274] = 6 if fields else 1  # rotated
+    kind = "jpg" if fields else "png"
+    Image.fromarray(pixels).save(tmp_path / f"image.{kind}", exif=exif)
     export_model(model, tmp_path / "model.onnx", preprocessing=preprocessing)
     scripts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (text,) = [x for x in scripts if ('{"pixels": pixels}' in x) is preprocessing and "argv" in x]
-    assert len(text.strip().splitlines()) <= 17
+    assert len(text.strip().splitlines()) <= 25
     assert not {"vitrail", "torch"} & set(re.findall(r"\w+", text))
     for name in ("torch", "vitrail"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n")
     (tmp_path / "script.py").write_text(text)
-    command = [sys.executable, "script.py", "model.onnx", "image.png"]
+    command = [sys.executable, "script.py", "model.onnx", f"image.{kind}"]
     how = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path)}, "timeout": 200}
     done = subprocess.run(command, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
-        image = EvalTransform(preprocessing=settings)(pixels)
+        data = (tmp_path / f"image.{kind}").read_bytes()
+        image = EvalTransform(preprocessing=settings)(data)
         expected = model(normalize(image[None], settings))[0].softmax(0)
     order = expected.argsort(descending=True).tolist()
     if preprocessing:

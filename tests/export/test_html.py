@@ -306,12 +306,12 @@ def test_photos_and_pasted_images_are_classified(page):
 
 @pytest.mark.parametrize("kind", ["class token", "mean", "map"])
 def test_attention_equals_the_servers(kind, browser, tmp_path):
-    from vitrail.serving.registry import attention
+    from vitrail.serving.registry import attention, load_view
 
     model = model_with_classes(kind)
     path = export_model(model, tmp_path / "page.html", to="html").path
     data = encoded(photo(12, 21))
-    expected = json.loads(attention(model, data).model_dump_json())
+    expected = json.loads(attention(model, load_view(model, data)).model_dump_json())
     with Tab(browser, offline=True).at(path.as_uri(), "") as page:
         shown = page.evaluate(
             f"""async (data) => {{

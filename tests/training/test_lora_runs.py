@@ -14,6 +14,8 @@ import vitrail
 from processes import in_two_processes
 from tiny_runs import SETTINGS, Recorder, equal, tiny_run, weights
 from vitrail.cli import main
+from vitrail.models.attention import ATTENTIONS, SelfAttention
+from vitrail.models.config import REGISTERED
 from vitrail.models.lora import is_adapted
 from vitrail.training.config import MachineSettings, ModelSettings, OptimSettings
 from vitrail.training.recipes import ADAPTER, read_run
@@ -163,7 +165,6 @@ def test_wrong_adapters_are_rejected(colors, start, tmp_path):
         (["finetune", "--lora", "99"], "lora=99 must be a rank from 1 to 8"),
         (["finetune", "--lora", "2", "--lora-alpha", "0"], "lora_alpha=0.0 must be a positive"),
         (["finetune", "--lora", "2", "--search"], "leave out lora=2"),
-        (["finetune", "--lora", "2", "--model.attention", "axial"], "would not be trained; leave"),
         (["finetune", "--lora", "2", "--optim.kind", "muon"], "use optim.kind=adamw"),
         (["train", "--lora", "2"], "lora=2 adapts a pre-trained model, and none is given"),
     ],
@@ -174,6 +175,18 @@ def test_invalid_options_are_one_line(colors, start, tmp_path, capsys, args, mes
     assert main(command) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert message in line
+
+
+def test_new_weights_of_a_registered_attention_are_not_left_untrained(
+    colors, start, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(ATTENTIONS, "own", type("Own", (SelfAttention,), {}))
+    monkeypatch.setitem(REGISTERED, "attention", {"own"})
+    model = ModelSettings(attention="own")
+    with pytest.raises(
+        vitrail.ConfigError, match=r"lora=2 .* would not be trained; leave out lora"
+    ):
+        vitrail.train(colors, tmp_path / "run", start=start, lora=2, model=model, steps=1)
 
 
 def test_rank_cannot_be_changed_when_resuming(colors, start, tmp_path, stop_after):

@@ -31,7 +31,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.metrics import score_samples
 from vitrail.evaluation.results import EvaluationResult, summarize
 from vitrail.formatting import percent
-from vitrail.models.config import VitConfig, pair
+from vitrail.models.config import REGISTERED, VitConfig, pair
 from vitrail.models.init import whiten
 from vitrail.models.lora import adaptable_layers
 from vitrail.models.patch_embed import ConvStem
@@ -114,7 +114,7 @@ def build_model(
                 images.append(transform(train[index].data))
         whiten(cast(ConvStem, model.stem), normalize(torch.stack(images), preprocessing))
     if settings.lora is not None:
-        if settings.model.attention is not None:
+        if settings.model.attention in REGISTERED["attention"]:
             raise ConfigError(
                 f"lora={settings.lora} freezes all weights but the head, so new ones of "
                 f"model.attention={settings.model.attention!r} would not be trained; leave out lora"
