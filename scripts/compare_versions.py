@@ -105,7 +105,7 @@ def server():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["serve", saved("tiny"), "--port", str(port), "--log", "off", "--quiet"]
-    words = [sys.executable, "-m", "vitrail", *words, "--examples", "none"]
+    words = [sys.executable, "-m", "vitrail", *words, "--examples", "none", "--batch", "8"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(lambda: (process.terminate(), process.wait()))
     while process.poll() is None:

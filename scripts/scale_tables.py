@@ -16,7 +16,7 @@ FSDP = {"strategy": "fsdp", "precision": "bfloat16"}
 DEVICES = (8, 64, 512)
 PER_HOST = 8  # devices
 # Per core and second, from benchmarks/README.md: images of 500 x 375 and of 2000 x 1500.
-DECODED, DECODED_LARGE = 1758, 372
+DECODED, DECODED_LARGE = 1796, 376
 WRITTEN = 1e9  # bytes of state per second, all processes together
 # 419 failures in 54 days of 16,384 GPUs: Grattafiori et al. 2024 (arXiv:2407.21783), section 3.3.4
 SECONDS_BETWEEN_FAILURES = 16_384 * 54 * 86_400 / 419  # of one device
