@@ -105,6 +105,9 @@ def budgets(ours: Sequence[Entry], peers: Sequence[Entry]) -> str:
     return f"A forward pass costs the peers {low if low == high else f'{low} to {high}'} FLOPs."
 
 
+COLORS = {"vitrail": "C0", "timm": "C1", "transformers": "C2", "vit-pytorch": "C3"}
+
+
 def figure(panels: dict[str, tuple[Sequence[Entry], Sequence[Entry]]]) -> str:
     """Return accuracy over seconds of training as SVG, a panel for each dataset."""
     import matplotlib
@@ -120,7 +123,8 @@ def figure(panels: dict[str, tuple[Sequence[Entry], Sequence[Entry]]]) -> str:
             curves = {"vitrail": points} | {peer.name: peer.curve() for peer in longest}
             for name, curve in curves.items():
                 seconds, accuracy = zip(*curve, strict=True)
-                axis.plot(seconds, [100 * x for x in accuracy], marker="o", label=name)
+                percent, color = [100 * x for x in accuracy], COLORS.get(name)
+                axis.plot(seconds, percent, marker="o", label=name, color=color)
             axis.set(title=title, xlabel="seconds of training", ylabel="accuracy (%)")
             axis.legend(title="each point of vitrail is a run")
         buffer = io.StringIO()
